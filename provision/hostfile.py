@@ -32,7 +32,7 @@ def parse_hostfile(text: str, *, source: str) -> tuple[HostSpec, ...]:
                 raise Place(source, number).error(f"more than {MAX_HOSTS} hosts")
     if not specs:
         raise Place(source).error("lists no host", remedy=_LINE)
-    groups: dict[tuple[str, int], list[HostSpec]] = {}
+    groups: dict[tuple[str, int, str | None], list[HostSpec]] = {}
     for spec in specs:
         groups.setdefault(spec.key, []).append(spec)
     return tuple(_one_host(mentions) for mentions in groups.values())

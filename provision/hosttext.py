@@ -63,9 +63,9 @@ class HostSpec:
     alias: str | None = None  # the inventory's own name for it; None: the host itself
 
     @property
-    def key(self) -> tuple[str, int]:
-        """Equal for two mentions of one machine."""
-        return (self.host.lower(), self.port or 22)
+    def key(self) -> tuple[str, int, str | None]:
+        """Equal for two mentions of one machine; one address behind two jump hosts is two machines."""
+        return (self.host.lower(), self.port or 22, self.proxy_jump)
 
     @property
     def is_local(self) -> bool:
@@ -141,7 +141,7 @@ def parse_host(word: str, settings: Sequence[str], place: Place) -> list[HostSpe
         if name == "user":
             read: str | int = check_user(value, place, part=setting)
         else:
-            read = _number(value, name, setting, place)
+            read = read_number(value, name, setting, place)
         if given.setdefault(name, read) != read:
             raise place.error(f"{name} is given twice for {word!r}: {given[name]} and {read}", part=setting)
     check_slots(given.get("slots"), given.get("max_slots"), place, part=word)
@@ -184,7 +184,7 @@ def _plain_port(text: str, word: str, place: Place) -> int:
     return int(text)
 
 
-def _number(value: str, name: str, part: str, place: Place) -> int:
+def read_number(value: str, name: str, part: str, place: Place) -> int:
     low, high = {"slots": (0, MAX_SLOTS), "max_slots": (1, MAX_SLOTS), "port": (1, 65_535)}[name]
     if not re.fullmatch(r"[0-9]{1,5}", value) or not low <= int(value) <= high:
         raise place.error(f"{name}: got {value!r}, expected a whole number from {low} to {high}", part=part)
@@ -262,7 +262,7 @@ def expand_range(pattern: str, place: Place, *, part: str) -> list[str]:
 
 def merge_mentions(specs: Iterable[HostSpec]) -> tuple[HostSpec, ...]:
     """One spec a machine, in order of first mention; HostTextError where mentions contradict each other."""
-    merged: dict[tuple[str, int], HostSpec] = {}
+    merged: dict[tuple[str, int, str | None], HostSpec] = {}
     for spec in specs:
         known = merged.get(spec.key)
         merged[spec.key] = spec if known is None else _merge_two(known, spec)
@@ -271,7 +271,7 @@ def merge_mentions(specs: Iterable[HostSpec]) -> tuple[HostSpec, ...]:
 
 def _merge_two(first: HostSpec, second: HostSpec) -> HostSpec:
     both: dict[str, object] = {}
-    for name in ("user", "port", "slots", "max_slots", "proxy_jump", "alias"):
+    for name in ("user", "port", "slots", "max_slots", "alias"):
         one, other = getattr(first, name), getattr(second, name)
         if one is not None and other is not None and one != other:
             raise second.place.error(
