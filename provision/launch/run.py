@@ -1,0 +1,258 @@
+"""One job from its script to its exit status."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from provision.cluster import Cluster, Node
+from provision.errors import LaunchError, NodeError, RingmasterError
+from provision.fanout import fan_out, values_or_raise
+from provision.launch import preflight, slots
+from provision.launch.command import (
+    MpirunOptions,
+    exported,
+    job_environment,
+    mpirun_argv,
+    parse_env,
+    rank_argv,
+)
+from provision.launch.output import JobOutput, Screen, TerminalScreen
+from provision.launch.runs import Run, new_run, utc_now
+from provision.launch.ship import SHIP_TIMEOUT_S, Project, prefix_of, read_project, ship
+from provision.transport import Connections
+
+INTERRUPTED = 130
+SWEEP_TIMEOUT_S = 30.0
+_SIGNALLED = re.compile(r"process rank (\d+) .*exited on signal (\d+)")
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended. `status` is the first failing rank's, 130 after Ctrl-C, 0 when all ranks succeeded."""
+
+    job: str
+    folder: Path
+    status: int
+    failed_rank: int | None = None
+    failed_host: str | None = None
+    leftovers: tuple[str, ...] = ()
+
+
+def run_job(
+    cluster: Cluster,
+    connections: Connections,
+    script: str | Path,
+    *,
+    np: int = 0,
+    args: Sequence[str] = (),
+    env: Sequence[str] = (),
+    project: str | Path | None = None,
+    state_dir: Path,
+    timeout_s: float | None = None,
+    screen: Screen | None = None,
+) -> JobResult:
+    """Ships the script's project, starts it on `np` ranks (0: one per slot) and waits for its end.
+
+    `env`: `NAME=VALUE`, or `NAME` for the controller's own value. UsageError and LaunchError come before
+    anything runs. NodeError when the head is lost while the job runs.
+    """
+    screen = screen or TerminalScreen()
+    job_env = job_environment(os.environ, parse_env(env, os.environ))
+    placed = slots.seats(cluster, np, {})
+    shipped = read_project(Path(script), None if project is None else Path(project))
+    nodes = _nodes_in(cluster, placed)
+    prefixes = {node.name: prefix_of(node) for node in nodes}
+
+    outcomes = fan_out(
+        nodes,
+        lambda node: ship(connections.to(node), prefixes[node.name], shipped),
+        deadline_s=SHIP_TIMEOUT_S,
+        what="ship the project",
+    )
+    values_or_raise(outcomes, "ship the project")
+    head = connections.to(cluster.head)
+    answers = preflight.ask(cluster, head, nodes, shipped.id)
+    found = preflight.problems(cluster, answers, project_digest=shipped.digest)
+    preflight.refuse(cluster, found, len(nodes))
+    placed = slots.seats(cluster, np, {name: answer.gpus for name, answer in answers.items()})
+
+    run = new_run(state_dir)
+    as_root = answers[cluster.head.name].facts.get("uid") == "0"
+    if as_root:
+        screen.line(None, "err", f"note: mpirun runs as root on {cluster.head.name} (--allow-run-as-root)")
+    total = sum(seat.ranks for seat in placed)
+    job_env.update(_marks(run.job, total, cluster.stack or "tf1"))
+    options = MpirunOptions(
+        prefix=prefixes[cluster.head.name],
+        np=total,
+        hostfile=None if len(nodes) == 1 else _hostfile_path(prefixes[cluster.head.name], run.job),
+        networks=cluster.networks if len(nodes) > 1 else (),
+        env_names=exported(job_env),
+        as_root=as_root,
+        single_copy=all(answer.single_copy for answer in answers.values()),
+    )
+    argv = mpirun_argv(options, rank_argv(shipped.id, shipped.script, args))
+    return _Job(cluster, connections, run, placed, shipped, screen).carry_out(
+        options, argv, job_env, timeout_s
+    )
+
+
+def _nodes_in(cluster: Cluster, placed: Sequence[slots.Seat]) -> list[Node]:
+    """The nodes that take part: the head, where mpirun runs, and those with ranks."""
+    return [seat.node for seat in placed if seat.ranks or seat.node.name == cluster.head.name]
+
+
+def _hostfile_path(prefix: str, job: str) -> str:
+    return f"{prefix}/.ringmaster/jobs/{job}.hostfile"
+
+
+def _marks(job: str, np: int, stack: str) -> dict[str, str]:
+    marks = {"RINGMASTER_JOB": job, "RINGMASTER_NP": str(np), "RINGMASTER_STACK": stack}
+    if sys.stderr.isatty():
+        marks["RINGMASTER_TTY"] = "1"
+    return marks
+
+
+@dataclass
+class _Job:
+    cluster: Cluster
+    connections: Connections
+    run: Run
+    placed: tuple[slots.Seat, ...]
+    project: Project
+    screen: Screen
+
+    def carry_out(
+        self, options: MpirunOptions, argv: list[str], env: Mapping[str, str], timeout_s: float | None
+    ) -> JobResult:
+        hosts = slots.hosts_of_ranks(self.placed)
+        meta: dict[str, object] = {
+            "script": self.project.script,
+            "project": str(self.project.root),
+            "project_id": self.project.id,
+            "project_digest": self.project.digest,
+            "argv": argv,
+            "env": sorted(env),
+            "hosts": hosts,
+            "np": len(hosts),
+            "controller_pid": os.getpid(),
+            "started": utc_now(),
+            "ended": None,
+            "state": "running",
+            "status": None,
+        }
+        self.run.write_meta(meta)
+        output = JobOutput(self.run, self.screen, len(hosts))
+        head = self.connections.to(self.cluster.head)
+        state, status = "lost", 1
+        leftovers: tuple[str, ...] = ()
+        try:
+            if options.hostfile is not None:
+                self._put_hostfile(options.hostfile)
+            result = head.run(
+                [f"{options.prefix}/libexec/with_env.sh", *argv],
+                env=env,
+                timeout_s=math.inf if timeout_s is None else timeout_s,
+                check=False,
+                on_line=output.on_line,
+            )
+            output.close()
+            status = self._status(output, result.status, hosts)
+            state = "done" if status == 0 else "failed"
+        except KeyboardInterrupt:
+            output.close()
+            state, status = "interrupted", INTERRUPTED
+        except RingmasterError:
+            output.close()
+            raise
+        finally:
+            leftovers = self._sweep(options.hostfile)
+            meta.update(ended=utc_now(), state=state, status=status, leftovers=leftovers)
+            self.run.write_meta(meta)
+        failed = self._failed_rank(output) if state == "failed" else None
+        host = None if failed is None else hosts[failed]
+        return JobResult(self.run.job, self.run.folder, status, failed, host, leftovers)
+
+    def _put_hostfile(self, dest: str) -> None:
+        text = slots.hostfile_text(self.placed, self.cluster.head.name)
+        local = self.run.folder / "hostfile"
+        local.write_text(text, encoding="utf-8")
+        self.connections.to(self.cluster.head).put(local, dest, timeout_s=60.0)
+
+    def _failed_rank(self, output: JobOutput) -> int | None:
+        if output.first_failure is not None:
+            return output.first_failure.rank
+        match = next(filter(None, map(_SIGNALLED.search, output.mpirun_lines)), None)
+        return int(match[1]) if match and int(match[1]) < len(slots.hosts_of_ranks(self.placed)) else None
+
+    def _status(self, output: JobOutput, mpirun_status: int, hosts: Sequence[str]) -> int:
+        """The job's status; says which rank failed first, where, and with which words."""
+        self._report_lost(output, hosts)
+        rank = self._failed_rank(output)
+        failure = output.first_failure
+        if rank is not None:
+            how = "was killed" if failure is None else how_ended(failure.status)
+            if failure is not None and failure.stopped_s is not None:
+                how = f"was stopped for {failure.stopped_s} s and then ended, since the others wait for it"
+            self._say(
+                f"error: rank {rank} on {hosts[rank]} {how}; its log: {self.run.folder}/rank-{rank}.err"
+            )
+            for line in output.error_lines(rank):
+                self._say(f"  [{rank}] {line}")
+        if failure is not None:
+            return failure.status
+        if mpirun_status == 0 and len(output.ends) != len(hosts):
+            self._say(f"error: {len(output.ends)} of {len(hosts)} ranks told how they ended")
+            return LaunchError.exit_status
+        return mpirun_status
+
+    def _report_lost(self, output: JobOutput, hosts: Sequence[str]) -> None:
+        for rank, host in enumerate(hosts):
+            lost = output.lost_bytes(rank)
+            if lost:
+                self._say(
+                    f"warning: {lost} bytes of the output of rank {rank} on {host} were lost on the way"
+                )
+
+    def _say(self, text: str) -> None:
+        self.screen.line(None, "err", text)
+
+    def _sweep(self, hostfile: str | None) -> tuple[str, ...]:
+        """Ends what the job has left on any node; what was found, as `node: pid command`."""
+        nodes = _nodes_in(self.cluster, self.placed)
+        if hostfile is not None:
+            nodes = [self.cluster.head, *(node for node in nodes if node.name != self.cluster.head.name)]
+
+        def sweep(node: Node) -> str:
+            argv = [f"{prefix_of(node)}/libexec/job_sweep.sh", self.run.job, "--end"]
+            transport = self.connections.to(node)
+            found = transport.run(argv, timeout_s=SWEEP_TIMEOUT_S, check=False)
+            if hostfile is not None and node.name == self.cluster.head.name:
+                transport.run(["rm", "-f", "--", hostfile], timeout_s=SWEEP_TIMEOUT_S, check=False)
+            if found.status != 0:
+                raise NodeError(
+                    node.name, f"processes of job {self.run.job} could not be ended: {found.stdout}"
+                )
+            return found.stdout
+
+        outcomes = fan_out(nodes, sweep, deadline_s=SWEEP_TIMEOUT_S * 2, what="look for leftovers")
+        found: list[str] = []
+        for name, outcome in outcomes.items():
+            if outcome.error is not None:
+                self._say(f"warning: nobody could look for what the job has left running: {outcome.error}")
+                continue
+            found += [f"{name}: {line}" for line in (outcome.value or "").splitlines()]
+        if found:
+            self._say(f"note: ended {len(found)} processes that the job had left running")
+        return tuple(found)
+
+
+def how_ended(status: int) -> str:
+    """A status in words: `exited 3`, `was killed by signal 9`."""
+    return f"was killed by signal {status - 128}" if status > 128 else f"exited {status}"

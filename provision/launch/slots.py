@@ -1,0 +1,84 @@
+"""Which node runs how many ranks, and the refusals before anything starts; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from provision.cluster import Cluster, Node
+from provision.errors import LaunchError, UsageError
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One node's part of a job. `gpus` is None where nobody asked the node."""
+
+    node: Node
+    slots: int
+    gpus: int | None
+    ranks: int
+
+
+def seats(cluster: Cluster, np: int, gpus: Mapping[str, int | None]) -> tuple[Seat, ...]:
+    """Place `np` ranks by slot, in cluster order, as `mpirun -map-by slot` does; 0: one on every slot.
+
+    `gpus` maps node name to its number of GPUs. UsageError for an impossible `np`; LaunchError, with a table,
+    when slots or GPUs do not suffice.
+    """
+    if np < 0:
+        raise UsageError(f"--np {np}: expected a whole number of 1 or more, or 0 for all slots")
+    slots = [1 if node.slots is None else node.slots for node in cluster.nodes]
+    wanted = np or sum(slots)
+    left = wanted
+    placed = []
+    for node, count in zip(cluster.nodes, slots):
+        ranks = min(count, left)
+        left -= ranks
+        placed.append(Seat(node, count, gpus.get(node.name), ranks))
+    if wanted == 0:
+        raise LaunchError(
+            f"no node has a slot\n{table(placed)}", remedy="give at least one host slots=1 or more"
+        )
+    if left:
+        raise LaunchError(
+            f"{wanted} ranks wanted, {sum(slots)} slots in the cluster\n{table(placed)}",
+            remedy=f"use --np {sum(slots)} or less, add hosts, or provision with more slots per host",
+        )
+    crowded = [seat for seat in placed if seat.gpus and seat.ranks > seat.gpus]
+    if crowded:
+        names = ", ".join(f"{s.node.name} would run {s.ranks} ranks on {s.gpus} GPUs" for s in crowded)
+        fit = sum(min(s.slots, s.gpus) if s.gpus else s.slots for s in placed)
+        raise LaunchError(
+            f"each rank needs a GPU of its own: {names}\n{table(placed)}",
+            remedy=f"provision with slots equal to the GPUs of each host; {fit} ranks fit in all",
+        )
+    return tuple(placed)
+
+
+def table(placed: Sequence[Seat]) -> str:
+    """`host slots GPUs ranks`, one node a line."""
+    rows = [("host", "slots", "GPUs", "ranks")]
+    for seat in placed:
+        gpus = "?" if seat.gpus is None else str(seat.gpus)
+        rows.append((seat.node.name, str(seat.slots), gpus, str(seat.ranks)))
+    width = max(len(row[0]) for row in rows)
+    return "\n".join(f"  {a:<{width}}  {b:>5}  {c:>4}  {d:>5}" for a, b, c, d in rows)
+
+
+def hostfile_text(placed: Sequence[Seat], head: str) -> str:
+    """The hostfile of one job: the nodes that run ranks, each with exactly as many slots as it has ranks.
+
+    The head is written as `localhost`: it may be known to the user by an alias or an address that means
+    nothing on that machine. A node without ranks is left out: mpirun may use a host with 0 slots anyway.
+    """
+    lines = []
+    for seat in placed:
+        if seat.ranks:
+            name = "localhost" if seat.node.name == head else seat.node.name
+            lines.append(f"{name} slots={seat.ranks}\n")
+    return "".join(lines)
+
+
+def hosts_of_ranks(placed: Sequence[Seat]) -> tuple[str, ...]:
+    """Node name by rank."""
+    return tuple(seat.node.name for seat in placed for _ in range(seat.ranks))
