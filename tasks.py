@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json as json_text
 import sys
 from typing import Any
 
-from invoke import task
+import invoke
 
 from provision import console, inventories, paths
 from provision.cli import task_body
+from provision.cluster import Cluster
+from provision.errors import UsageError
 from provision.transport import Connections
+
+# No one-letter options of its own: `-H` and `-h` keep the meaning they have everywhere in Fabric.
+task = functools.partial(invoke.task, auto_shortflags=False)
 
 HOST_HELP = {
     "hosts": "hosts, as text: h1,h2 or gpu[01-16] or alice@h2:2222",
@@ -36,9 +43,15 @@ PROVISION_HELP = {
 }
 
 
-def select(**given: Any) -> Any:
+def select(*, local: bool, slots: int | None = None, prefix: str | None = None, **given: Any) -> Cluster:
     """The cluster that these options mean."""
-    return inventories.resolve(state_dir=paths.state_dir(), **given)
+    if local and (given.get("hosts") or given.get("hosts_from")):
+        raise UsageError("--local and a host list are both given", remedy="give one of them")
+    if local:
+        cluster = Cluster(nodes=(dataclasses.replace(inventories.LOCAL, slots=slots),))
+    else:
+        cluster = inventories.resolve(state_dir=paths.state_dir(), slots=slots, **given)
+    return dataclasses.replace(cluster, prefix=prefix) if prefix else cluster
 
 
 @task(help=HOST_HELP)

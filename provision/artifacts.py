@@ -46,7 +46,9 @@ def read_lock(path: Path | None = None) -> dict[str, Artifact]:
     try:
         raw = json.loads(path.read_text("utf-8"))
         return {
-            name: Artifact(name, entry["version"], entry["file"], entry["sha256"], tuple(entry.get("urls", ())))
+            name: Artifact(
+                name, entry["version"], entry["file"], entry["sha256"], tuple(entry.get("urls", ()))
+            )
             for name, entry in raw.items()
             if isinstance(entry, dict)
         }
@@ -78,7 +80,8 @@ def check_local(path: Path, sha256: str | None) -> str:
     found = sha256_of(path)
     if sha256 and found != sha256:
         raise ArtifactError(
-            f"{path}: sha256 is {found}, expected {sha256}", remedy="fetch the file again, or name the right version"
+            f"{path}: sha256 is {found}, expected {sha256}",
+            remedy="fetch the file again, or name the right version",
         )
     return found
 
@@ -103,7 +106,9 @@ def fetch(artifact: Artifact, *, mirror: str | None = None, option: str = "--ope
             except (OSError, ArtifactError) as error:
                 failures.append(f"  {url}: {getattr(error, 'reason', error)}")
         raise ArtifactError(
-            f"{artifact.file} (sha256 {artifact.sha256}) could not be fetched:\n" + "\n".join(failures) + "\n",
+            f"{artifact.file} (sha256 {artifact.sha256}) could not be fetched:\n"
+            + "\n".join(failures)
+            + "\n",
             remedy=f"download it elsewhere and give {option} FILE, or name a mirror that serves it with --mirror URL",
         )
 
@@ -111,7 +116,10 @@ def fetch(artifact: Artifact, *, mirror: str | None = None, option: str = "--ope
 def _download(url: str, target: Path, sha256: str) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
-        with os.fdopen(handle, "wb") as stream, urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT_S) as reply:
+        with (
+            os.fdopen(handle, "wb") as stream,
+            urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT_S) as reply,
+        ):
             shutil.copyfileobj(reply, stream, BLOCK_BYTES)
         found = sha256_of(Path(name))
         if found != sha256:
@@ -123,10 +131,24 @@ def _download(url: str, target: Path, sha256: str) -> None:
 
 
 def _pip(words: Sequence[str], what: str) -> None:
-    argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps", *words]
+    argv = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "download",
+        "--quiet",
+        "--no-deps",
+        *words,
+    ]
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=DOWNLOAD_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise ArtifactError(
@@ -198,13 +220,26 @@ def wheelhouse(stack: str, *, python: str, abi: str, given: Path | None = None) 
         wheels, sources = split_lock(text)
         (stage / "wheels.txt").write_text(wheels + split_lock(build_text)[0])
         (stage / "sources.txt").write_text(sources)
-        target = ["--python-version", python, "--implementation", "cp", "--abi", abi, "--abi", "abi3", "--abi", "none"]
+        target = [
+            "--python-version",
+            python,
+            "--implementation",
+            "cp",
+            "--abi",
+            abi,
+            "--abi",
+            "abi3",
+            "--abi",
+            "none",
+        ]
         for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux_2_12", "manylinux_2_5"):
             target += ["--platform", f"{tag}_x86_64"]
         for tag in ("manylinux2014", "manylinux2010", "manylinux1", "linux"):
             target += ["--platform", f"{tag}_x86_64"]
         hashed = ["--require-hashes", "--dest", str(stage)]
-        _pip([*hashed, "--only-binary=:all:", *target, "-r", str(stage / "wheels.txt")], f"the {stack} wheels")
+        _pip(
+            [*hashed, "--only-binary=:all:", *target, "-r", str(stage / "wheels.txt")], f"the {stack} wheels"
+        )
         # pip asks a source for its metadata before it keeps it; the controller's own setuptools answers.
         _pip(
             [*hashed, "--no-binary=:all:", "--no-build-isolation", "-r", str(stage / "sources.txt")],
@@ -224,7 +259,9 @@ def uv_binary() -> Path:
     beside = Path(sys.executable).with_name("uv")
     found = str(beside) if beside.is_file() else shutil.which("uv")
     if not found:
-        raise PreconditionError("uv is not in the controller's environment", remedy="run ./scripts/quickstart again")
+        raise PreconditionError(
+            "uv is not in the controller's environment", remedy="run ./scripts/quickstart again"
+        )
     return Path(found).resolve()
 
 
@@ -243,7 +280,9 @@ def controller_python(version: str) -> Path | None:
     return Path(found) if done.returncode == 0 and found else None
 
 
-def python_archive(version: str, lock: dict[str, Artifact], *, mirror: str | None, file: Path | None) -> tuple[Path, str]:
+def python_archive(
+    version: str, lock: dict[str, Artifact], *, mirror: str | None, file: Path | None
+) -> tuple[Path, str]:
     """An interpreter for nodes that have none: (archive, sha256).
 
     Taken from `file`, else packed from this machine's own interpreter, else the pinned python-build-standalone.
@@ -254,7 +293,9 @@ def python_archive(version: str, lock: dict[str, Artifact], *, mirror: str | Non
         return file, check_local(file, known)
     own = controller_python(version)
     if own is not None:
-        stamp = hashlib.sha256(f"{own.resolve()}:{own.resolve().stat().st_mtime_ns}".encode()).hexdigest()[:12]
+        stamp = hashlib.sha256(f"{own.resolve()}:{own.resolve().stat().st_mtime_ns}".encode()).hexdigest()[
+            :12
+        ]
         folder = paths.cache_dir() / "built"
         target = folder / f"python-{version}-{stamp}.tar.gz"
         with locked(folder):

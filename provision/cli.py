@@ -44,7 +44,9 @@ class OneRunExecutor(FabricExecutor):  # type: ignore[misc]
                 if name not in accepted:
                     raise Exit(f"{clone.task.name} takes no --{name.replace('_', '-')}", code=2)
                 if kwargs.get(name):
-                    raise Exit(f"--{name} is given twice: {value!r} and {kwargs[name]!r}; give it once", code=2)
+                    raise Exit(
+                        f"--{name} is given twice: {value!r} and {kwargs[name]!r}; give it once", code=2
+                    )
                 kwargs[name] = value
             if words:
                 if "script_args" not in accepted:

@@ -8,10 +8,10 @@ import threading
 import time
 from pathlib import Path
 
-from rich.console import Console
-
-from provision import apply, healthcheck as health, launch, report
-from provision.apply import Given, Provisioned, StepRow
+from provision import apply, launch, report
+from provision import healthcheck as health
+from provision.apply import Provisioned
+from provision.apply.run import Given, StepRow
 from provision.cluster import Cluster, fold, hostfile_text, write_atomically
 from provision.errors import RingmasterError, UsageError
 from provision.plan import MpiChoice, Options, Plan
@@ -42,7 +42,9 @@ def show_hosts(cluster: Cluster, *, as_json: bool) -> None:
         print(json.dumps(rows, indent=2))
         return
     columns = ["name", "host", "user", "port", "slots", "via", "keys"]
-    report.table(f"{len(rows)} hosts, head node {cluster.head.name}", columns, [[r[k] for k in columns] for r in rows])
+    report.table(
+        f"{len(rows)} hosts, head node {cluster.head.name}", columns, [[r[k] for k in columns] for r in rows]
+    )
 
 
 def provision_options(
@@ -102,14 +104,14 @@ class Progress:
     LIFE_SIGN_S = 15.0
 
     def __init__(self) -> None:
-        self.console = Console(stderr=False, soft_wrap=True, highlight=False)
+        self.console = report.make_console()
         self._lock = threading.Lock()
         self._last = time.monotonic()
 
     def row(self, row: StepRow) -> None:
         with self._lock:
             self._last = time.monotonic()
-            self.console.print(report.step_line([row.node], row.step, f"{row.word} ({row.duration_s:.1f} s)"))
+            report.step_line([row.node], f"{row.step} ({row.duration_s:.1f} s)", row.word, self.console)
 
     def line(self, node: str, step: str, text: str) -> None:
         """An installer's own words: always its headlines, the rest only as a sign of life."""
@@ -117,7 +119,9 @@ class Progress:
             now = time.monotonic()
             if text.startswith("==> ") or now - self._last > self.LIFE_SIGN_S:
                 self._last = now
-                self.console.print(f"  {node}: {step}: {text.removeprefix('==> ')[:160]}", style="dim", markup=False)
+                self.console.print(
+                    f"  {node}: {step}: {text.removeprefix('==> ')[:160]}", style="dim", soft_wrap=True
+                )
 
 
 def provision(cluster: Cluster, options: Options, given: Given, state_dir: Path, hostfile: str) -> int:
@@ -133,7 +137,7 @@ def provision(cluster: Cluster, options: Options, given: Given, state_dir: Path,
             given=given,
             on_row=progress.row,
             on_progress=progress.line,
-            on_plan=lambda plan: progress.console.print("\n".join(plan.lines()), markup=False),
+            on_plan=lambda plan: progress.console.print("\n".join(plan.lines()), soft_wrap=True),
         )
     if done.cluster is not None:
         done.cluster.save(state_dir / CLUSTER_FILE)
@@ -149,7 +153,9 @@ def summary(done: Provisioned, duration_s: float, hostfile: str) -> int:
         print("no node is ready; nothing was written", file=sys.stderr)
         return 3
     ready = fold(done.cluster.names)
-    print(f"{len(done.cluster.nodes)} ready ({ready}), {changed} steps changed, {duration_s:.0f} s; wrote {hostfile}")
+    print(
+        f"{len(done.cluster.nodes)} ready ({ready}), {changed} steps changed, {duration_s:.0f} s; wrote {hostfile}"
+    )
     if done.errors:
         print(f"{len(done.errors)} not ready ({fold(done.errors)}): not in the hostfile", file=sys.stderr)
     return 3 if done.errors else 0
@@ -174,8 +180,17 @@ def train(
     args: list[str],
 ) -> int:
     if not script:
-        raise UsageError("no script given", remedy="type: fab train --script SCRIPT.py --np N [-- its arguments]")
+        raise UsageError(
+            "no script given", remedy="type: fab train --script SCRIPT.py --np N [-- its arguments]"
+        )
     with Connections(known_hosts=state_dir / KNOWN_HOSTS) as connections:
         return launch.run_job(
-            cluster, connections, Path(script), np=np, args=args, env=env, project=project, state_dir=state_dir
+            cluster,
+            connections,
+            Path(script),
+            np=np,
+            args=args,
+            env=env,
+            project=project,
+            state_dir=state_dir,
         )

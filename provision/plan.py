@@ -89,7 +89,7 @@ class Plan:
         """Node name -> the node whose installation it uses: itself, or the first of those that share its home."""
         writer = {name: name for name in self.node_names}
         for names in self.shared_homes:
-            writer.update({name: names[0] for name in names})
+            writer.update(dict.fromkeys(names, names[0]))
         return writer
 
 
@@ -113,14 +113,16 @@ def refusal(node: Node, facts: NodeFacts, options: Options, *, many: bool) -> Ri
         )
     if options.mpi.kind == "wheel" and facts.glibc and _glibc(facts.glibc) < WHEEL_MPI_GLIBC:
         return PreconditionError(
-            f"{name}: glibc {facts.glibc}, the prebuilt Open MPI needs 2.28 or newer", remedy="use --mpi source"
+            f"{name}: glibc {facts.glibc}, the prebuilt Open MPI needs 2.28 or newer",
+            remedy="use --mpi source",
         )
     missing = [tool for tool in ("tar", "gzip") if facts.tools.get(tool) is False]
     if many and facts.tools.get("ssh") is False:
         missing.append("openssh-client")
     if missing:
         return PreconditionError(
-            f"{name}: {', '.join(missing)} missing", remedy=f"install as root: `apt-get install {' '.join(missing)}`"
+            f"{name}: {', '.join(missing)} missing",
+            remedy=f"install as root: `apt-get install {' '.join(missing)}`",
         )
     free = facts.disk.prefix_free_bytes if facts.disk is not None else None
     if free is not None and free < NEEDED_DISK_BYTES and options.stack not in facts.stacks:
@@ -156,7 +158,12 @@ def make_plan(
     groups = []
     for platform, names in members.items():
         builder = next((name for name in names if can_build(facts[name])), None)
-        if builder is None and controller is not None and controller.platform == platform and can_build(controller):
+        if (
+            builder is None
+            and controller is not None
+            and controller.platform == platform
+            and can_build(controller)
+        ):
             builder = CONTROLLER
         groups.append(Group(platform, tuple(names), builder))
     homes: dict[str, list[str]] = {}

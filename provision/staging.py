@@ -70,7 +70,9 @@ def distribute(
     target = {node.name: f"{prefixes[node.name]}/.ringmaster/staging/{name}" for node in remote}
 
     def complete(node: Node) -> bool:
-        check = f'cd "$1" && [ "$(sha256sum <{SUMS} | cut -d " " -f 1)" = "$2" ] && sha256sum --status -c {SUMS}'
+        check = (
+            f'cd "$1" && [ "$(sha256sum <{SUMS} | cut -d " " -f 1)" = "$2" ] && sha256sum --status -c {SUMS}'
+        )
         result = connections.to(node).run(
             ["sh", "-c", check, "check", target[node.name], digest], timeout_s=TRANSFER_TIMEOUT_S, check=False
         )
@@ -81,13 +83,17 @@ def distribute(
 
     def from_node(sender: Node, receiver: Node) -> None:
         argv = ["bash", f"{prefixes[sender.name]}/libexec/push_tree.sh", target[sender.name], receiver.name]
-        result = connections.to(sender).run([*argv, target[receiver.name]], timeout_s=TRANSFER_TIMEOUT_S, check=False)
+        result = connections.to(sender).run(
+            [*argv, target[receiver.name]], timeout_s=TRANSFER_TIMEOUT_S, check=False
+        )
         if result.status != 0 or not complete(receiver):
             from_controller(receiver)
 
     have: list[Node] = []
     todo: list[Node] = []
-    for node_name, outcome in fan_out(remote, complete, deadline_s=TRANSFER_TIMEOUT_S, what="look for files").items():
+    for node_name, outcome in fan_out(
+        remote, complete, deadline_s=TRANSFER_TIMEOUT_S, what="look for files"
+    ).items():
         node = next(n for n in remote if n.name == node_name)
         if outcome.error is not None:
             where[node_name] = outcome.error

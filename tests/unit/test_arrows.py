@@ -21,10 +21,15 @@ LAYERS = [
     {"launch"},
     {"healthcheck", "steps"},
     {"apply"},
+    {"console"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-THE_ONLY_IMPORTERS = {"fabric": {"transport", "cli"}, "paramiko": {"transport", "sshconfig"}, "invoke": {"cli"}}
+THE_ONLY_IMPORTERS = {
+    "fabric": {"transport", "cli"},
+    "paramiko": {"transport", "sshconfig"},
+    "invoke": {"cli"},
+}
 
 
 def modules() -> list[Path]:

@@ -1,0 +1,134 @@
+"""The stack: an interpreter where there is none, and the environment with Horovod and mpi4py built once."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from provision import artifacts, paths, staging
+from provision.apply.openmpi import mpi_artifact
+from provision.apply.run import BUILT, Run, controller_builder, place_files
+from provision.cluster import Node
+from provision.errors import ArtifactError, RingmasterError
+from provision.plan import CONTROLLER, Group
+from provision.steps import CHANGED, UNCHANGED
+
+PYTHON_OF_STACK = {"tf1": ("3.7", "cp37m")}
+
+
+def step_python(run: Run, group: Group) -> None:
+    """An interpreter of the stack's version where the node has none."""
+    version, _ = PYTHON_OF_STACK[run.options.stack]
+    basic = [f"--version={version}"]
+    todo = run.outdated(group, "python", lambda node: basic)
+    if not todo:
+        return
+    try:
+        archive, digest = artifacts.python_archive(
+            version, run.lock, mirror=run.given.mirror, file=run.given.python_archive
+        )
+    except RingmasterError as error:
+        run.blame(todo, "python", error)
+        return
+    placed = place_files(run, [archive], todo, "python")
+    run.each(
+        [node for node in todo if node.name in placed],
+        "python",
+        lambda node: [*basic, f"--archive={placed[node.name]}/{archive.name}", f"--sha256={digest}"],
+    )
+
+
+def step_runtime(run: Run, group: Group) -> None:
+    """The stack's environment: wheels from the controller, Horovod and mpi4py built on one node for all."""
+    stack = run.options.stack
+    basic = [f"--stack={stack}", f"--gpu={run.options.gpu}"]
+    todo = run.outdated(group, "runtime", lambda node: basic)
+    if not todo:
+        return
+    try:
+        version, abi = PYTHON_OF_STACK[stack]
+        house = artifacts.wheelhouse(stack, python=version, abi=abi, given=run.given.wheelhouse)
+        built = paths.cache_dir() / BUILT / group.platform / "wheels"
+        built.mkdir(parents=True, exist_ok=True)
+        first = next((node for node in todo if node.name == group.builder), todo[0])
+        if group.builder == CONTROLLER:
+            build_wheels_here(run, group, house, built)
+        placed_house = run.place(house, todo, f"wheelhouse-{stack}")
+        install_runtime(run, [first], placed_house, built, basic)
+        if first.name in run.errors:
+            raise run.errors[first.name]
+        install_runtime(run, [node for node in todo if node.name != first.name], placed_house, built, basic)
+    except RingmasterError as error:
+        run.blame(todo, "runtime", error)
+
+
+def install_runtime(
+    run: Run, nodes: Sequence[Node], house: Mapping[str, str], built: Path, basic: Sequence[str]
+) -> None:
+    """Install the stack on nodes that have the wheelhouse, and bring back what was built there."""
+    nodes = [node for node in nodes if node.name in house]
+    if not nodes:
+        return
+    before = {path.name for path in built.iterdir()}
+    placed = run.place(built, nodes, BUILT)
+    ready = [node for node in nodes if node.name in placed]
+    run.each(
+        ready,
+        "runtime",
+        lambda node: [*basic, f"--wheelhouse={house[node.name]}", f"--built-wheels={placed[node.name]}"],
+    )
+    for node in ready:
+        if not node.local and node.name not in run.errors:
+            bring_back(run, node, placed[node.name], built, before)
+            before = {path.name for path in built.iterdir()}
+
+
+def bring_back(run: Run, node: Node, remote: str, built: Path, known: set[str]) -> None:
+    """Fetch the built wheels that the cache does not have yet; each key is a folder of its own."""
+    transport = run.connections.to(node)
+    listing = transport.run(["ls", "-1", "--", remote], timeout_s=60, check=False).stdout.split()
+    for key in listing:
+        if key in known or key.startswith(".") or key == staging.SUMS:
+            continue
+        packed = f"{run.installer.prefixes[node.name]}/.ringmaster/built-wheels.tar"
+        transport.run(["tar", "-C", remote, "-cf", packed, "--", key], timeout_s=staging.TRANSFER_TIMEOUT_S)
+        with artifacts.locked(built.parent), tempfile.TemporaryDirectory(dir=built.parent) as stage:
+            local = Path(stage) / "built.tar"
+            transport.get(packed, local, timeout_s=staging.TRANSFER_TIMEOUT_S)
+            with tarfile.open(local) as archive:
+                archive.extractall(stage, filter="data")
+            if not (built / key).exists():
+                os.replace(Path(stage) / key, built / key)
+        transport.run(["rm", "-f", "--", packed], timeout_s=60, check=False)
+
+
+def build_wheels_here(run: Run, group: Group, house: Path, built: Path) -> None:
+    """Fill the cache of built wheels on this machine, for nodes of its platform that cannot compile."""
+    version, _ = PYTHON_OF_STACK[run.options.stack]
+    with controller_builder(run, group.platform) as me:
+        if run.installer.run(me, "python", [f"--version={version}"], check=True) != UNCHANGED:
+            archive, digest = artifacts.python_archive(
+                version, run.lock, mirror=run.given.mirror, file=run.given.python_archive
+            )
+            run.installer.run(
+                me, "python", [f"--version={version}", f"--archive={archive}", f"--sha256={digest}"]
+            )
+        mpi = run.options.mpi
+        file, digest = mpi_artifact(run)
+        source = paths.cache_dir() / BUILT / group.platform / f"openmpi-{mpi.version}-{digest[:16]}.tar.gz"
+        if mpi.kind == "source" and source.is_file():
+            words = ["--from=archive", f"--file={source}", f"--sha256={artifacts.sha256_of(source)}"]
+        else:
+            words = [f"--from={mpi.kind}", f"--file={file}", f"--sha256={digest}"]
+        run.installer.run(me, "openmpi", [f"--version={mpi.version}", *words])
+        word = run.installer.run(
+            me,
+            "runtime",
+            [f"--stack={run.options.stack}", f"--gpu={run.options.gpu}", f"--wheelhouse={house}"]
+            + [f"--built-wheels={built}"],
+        )
+        if word != CHANGED:
+            raise ArtifactError(f"the build on this machine printed {word!r}, expected {CHANGED!r}")

