@@ -36,7 +36,7 @@ _STYLES = {
 
 
 def make_console(file: IO[str] | None = None, *, stderr: bool = False) -> Console:
-    """A console for `file` (standard output if None): coloured on a terminal, plain elsewhere or by NO_COLOR."""
+    """A console for `file` (standard output if None): coloured on a terminal without NO_COLOR, else plain."""
     plain = bool(os.environ.get("NO_COLOR"))
     console = Console(file=file, stderr=stderr, highlight=False, markup=False, emoji=False)
     if console.is_terminal and not plain:
@@ -82,9 +82,11 @@ def table(
     if console.is_terminal:
         console.print(shown)
     else:
-        # rich pads every line to its column's width; a pipe gets no blanks at the ends of lines.
-        with console.capture() as capture:
-            console.print(shown, width=PIPE_WIDTH, crop=False)
+        # rich pads every line to its column's width; a pipe gets no blanks at line ends. It also
+        # never prints wider than its console, hence one that is wide enough.
+        wide = make_console(console.file)
+        with wide.capture() as capture:
+            wide.print(shown)
         for line in capture.get().splitlines():
             console.file.write(line.rstrip() + "\n")
         console.file.flush()
