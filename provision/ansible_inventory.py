@@ -13,8 +13,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision.hosttext import HostSpec, Place, check_host, check_slots, check_user, expand_range, read_number
-from provision.sshconfig import check_proxy_jump
+from provision.hosttext import (
+    HostSpec,
+    Place,
+    check_host,
+    check_proxy_jump,
+    check_slots,
+    check_user,
+    expand_range,
+    read_number,
+)
 
 _INSTALL = "install Ansible on this machine: its `ansible-inventory` is used where it is found"
 _RANGE = re.compile(r"\[(\d+):(\d+)(?::(\d+))?\]", re.ASCII)

@@ -234,6 +234,17 @@ def _is_ip(text: str, version: int) -> bool:
         return False
 
 
+def check_proxy_jump(value: str | None, place: Place) -> str | None:
+    """`[user@]host[:port]`, several with commas, each perhaps as `ssh://…`; `none` is None."""
+    if value is None or value.lower() == "none":
+        return None
+    hops = [hop.strip().removeprefix("ssh://") for hop in value.split(",")]
+    for hop in hops:
+        if not hop or len(hop.split()) != 1 or "=" in hop or len(parse_hosts(hop, source=place.source)) != 1:
+            raise place.error(f"ProxyJump {value!r}: {hop!r} is no host", part=hop)
+    return ",".join(hops)
+
+
 def expand_range(pattern: str, place: Place, *, part: str) -> list[str]:
     """The hosts of `gpu[01-16]` in rising order; sizes are checked before anything is expanded."""
     if "[" not in pattern and "]" not in pattern:

@@ -20,7 +20,7 @@ from paramiko.config import SSHConfig
 from paramiko.ssh_exception import SSHException
 
 from provision.errors import HostTextError
-from provision.hosttext import HostSpec, Place, check_host, check_user, parse_hosts
+from provision.hosttext import HostSpec, Place, check_host, check_proxy_jump, check_user
 
 USER_CONFIG = "~/.ssh/config"
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
@@ -212,14 +212,3 @@ def _identity_files(
 
     expanded = (re.sub(r"\$\{(\w+)\}", from_environment, value) for value in values)
     return tuple(path for path in expanded if path.lower() != "none")
-
-
-def check_proxy_jump(value: str | None, place: Place) -> str | None:
-    """`[user@]host[:port]`, several with commas, each perhaps as `ssh://…`; `none` is None."""
-    if value is None or value.lower() == "none":
-        return None
-    hops = [hop.strip().removeprefix("ssh://") for hop in value.split(",")]
-    for hop in hops:
-        if not hop or len(hop.split()) != 1 or "=" in hop or len(parse_hosts(hop, source=place.source)) != 1:
-            raise place.error(f"ProxyJump {value!r}: {hop!r} is no host", part=hop)
-    return ",".join(hops)
