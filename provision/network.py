@@ -12,10 +12,10 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Protocol
 
 from provision.cluster import Node
 from provision.errors import PreconditionError
-from provision.facts import NodeFacts
 
 # Bridges of container and virtual machine hosts: taken only where nothing else is common.
 _VIRTUAL = (
@@ -35,6 +35,37 @@ _PAIRS_SHOWN = 10
 _REMEDY = "give all hosts an address in one network, or leave some out"
 
 
+class Interface(Protocol):
+    """A network interface as the node told of it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def up(self) -> bool: ...
+    @property
+    def loopback(self) -> bool: ...
+    @property
+    def mtu(self) -> int | None: ...
+    @property
+    def cidrs(self) -> Sequence[str]: ...
+
+
+class SshServer(Protocol):
+    """The node's own end of the controller's SSH connection."""
+
+    @property
+    def address(self) -> str | None: ...
+
+
+class Facts(Protocol):
+    """What is needed of a node's facts; None where the node could not tell."""
+
+    @property
+    def interfaces(self) -> Sequence[Interface] | None: ...
+    @property
+    def ssh_server(self) -> SshServer | None: ...
+
+
 @dataclass(frozen=True)
 class Networks:
     """`cidrs` carry MPI's traffic (none for a single node); `addresses`: where others reach each node."""
@@ -52,7 +83,7 @@ class _Address:
     is_virtual: bool
 
 
-def choose(nodes: Sequence[Node], facts: Mapping[str, NodeFacts]) -> Networks:
+def choose(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Networks:
     """The data network of `nodes`; PreconditionError, naming the pairs, when some share none."""
     if len(nodes) == 1:
         return Networks((), {nodes[0].name: _ssh_address(facts[nodes[0].name]) or "127.0.0.1"})
@@ -68,7 +99,7 @@ def choose(nodes: Sequence[Node], facts: Mapping[str, NodeFacts]) -> Networks:
     raise PreconditionError(_no_common(known), remedy=_REMEDY)
 
 
-def _addresses(node: Node, facts: NodeFacts) -> tuple[_Address, ...]:
+def _addresses(node: Node, facts: Facts) -> tuple[_Address, ...]:
     """The node's IPv4 addresses that another machine might reach."""
     if facts.interfaces is None:
         raise PreconditionError(
@@ -124,7 +155,7 @@ def _rank(
     return came, not any(each.is_virtual for each in here), min(each.mtu for each in here)
 
 
-def _ssh_address(facts: NodeFacts) -> str | None:
+def _ssh_address(facts: Facts) -> str | None:
     """The node's own end of the controller's SSH connection, if it is an IPv4 address others could use."""
     server = facts.ssh_server
     if server is None or not server.address:
@@ -141,7 +172,7 @@ def _ssh_address(facts: NodeFacts) -> str | None:
 
 
 def _routed(
-    nodes: Sequence[Node], known: Mapping[str, Sequence[_Address]], facts: Mapping[str, NodeFacts]
+    nodes: Sequence[Node], known: Mapping[str, Sequence[_Address]], facts: Mapping[str, Facts]
 ) -> Networks | None:
     """Nodes in different subnets, each at the address the controller's SSH reached; None if that fails."""
     chosen: dict[str, _Address] = {}

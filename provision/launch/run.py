@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from provision.cluster import Cluster, Node
 from provision.errors import LaunchError, NodeError, RingmasterError
@@ -44,7 +45,12 @@ class JobResult:
     leftovers: tuple[str, ...] = ()
 
 
-def run_job(
+def run_job(cluster: Cluster, connections: Connections, script: str | Path, **settings: Any) -> int:
+    """The exit status of `start_job` with the same arguments."""
+    return start_job(cluster, connections, script, **settings).status
+
+
+def start_job(
     cluster: Cluster,
     connections: Connections,
     script: str | Path,

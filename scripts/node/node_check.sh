@@ -2,10 +2,28 @@
 # What a job needs to know of this node, as key=value lines: node_check.sh PROJECT (`-`: no project).
 set -Eeuo pipefail
 
+# What orted says of itself, else what mpirun beside it says: orted of most releases knows no --version.
 openmpi_version() {
-    local text
-    text=$("$prefix/openmpi/bin/orted" --version 2>&1 | head -n 1) || text=""
-    [[ $text =~ ([0-9]+\.[0-9]+\.[0-9]+[A-Za-z0-9.]*) ]] && printf '%s' "${BASH_REMATCH[1]}"
+    local program text status
+    for program in orted mpirun; do
+        status=0
+        text=$("$prefix/openmpi/bin/$program" --version 2>&1) || status=$?
+        if ((status == 126 || status == 127)); then
+            printf 'broken: %s' "${text%%$'\n'*}"
+            return
+        fi
+        text=${text%%$'\n'*}
+        if [[ $text =~ ([0-9]+\.[0-9]+\.[0-9]+[A-Za-z0-9.]*) ]]; then
+            printf '%s' "${BASH_REMATCH[1]}"
+            return
+        fi
+    done
+}
+
+# The digest that install_runtime.sh wrote when it had finished.
+stack_digest() {
+    [[ -r $1 ]] || return 0
+    sed -n 's/.*"digest": *"\([^"]*\)".*/\1/p' "$1" | head -n 1
 }
 
 gpu_count() {
@@ -29,7 +47,7 @@ project_state() {
 
 main() {
     local project=${1:--} stack=${RINGMASTER_STACK:-tf1} ptrace=/proc/sys/kernel/yama/ptrace_scope
-    prefix=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+    prefix=$(CDPATH="" cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
     [[ -x $prefix/openmpi/bin/orted ]] || {
         echo "$prefix/openmpi/bin/orted is missing"
         exit 69
@@ -46,7 +64,7 @@ main() {
     printf 'openmpi=%s\n' "$(openmpi_version)"
     printf 'python=%s\n' "$("$prefix/stacks/$stack/bin/python" -c 'import platform as p; print(p.python_version())' 2>&1 |
         tail -n 1)"
-    printf 'stack=%s\n' "$(cat "$prefix/stacks/$stack/.digest" 2>/dev/null || true)"
+    printf 'stack=%s\n' "$(stack_digest "$prefix/stacks/$stack/.ringmaster.json")"
     printf 'gpus=%s\n' "$(gpu_count)"
     printf 'ptrace_scope=%s\n' "$(cat "$ptrace" 2>/dev/null || echo 0)"
     [[ $project == - ]] || printf 'project=%s\n' "$(project_state "$project")"

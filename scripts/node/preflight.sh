@@ -13,7 +13,7 @@ main() {
     }
     local timeout_s=$1 project=$2 prefix folder host number=0
     shift 2
-    prefix=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+    prefix=$(CDPATH="" cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
     folder=$(mktemp -d)
     # shellcheck disable=SC2064  # the folder is known now and local to this function
     trap "rm -rf -- '$folder'" EXIT

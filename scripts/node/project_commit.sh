@@ -9,7 +9,7 @@ paths_of() {
 
 main() {
     local prefix project=$1 sums path
-    prefix=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+    prefix=$(CDPATH="" cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
     sums=$prefix/projects/$project.sha256
     cd -- "$prefix/projects/$project"
     if [[ -f $sums ]]; then

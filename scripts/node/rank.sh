@@ -29,7 +29,7 @@ main() {
     (($# >= 2)) || fail "$EXIT_USAGE" "usage: rank.sh PROJECT SCRIPT [ARGUMENT...]"
     local prefix project=$1 script=$2 stack python
     shift 2
-    prefix=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+    prefix=$(CDPATH="" cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
     stack=${RINGMASTER_STACK:-tf1}
     [[ $project != */* && $project != .* ]] || fail "$EXIT_USAGE" "bad project name '$project'"
     check_world

@@ -30,7 +30,7 @@ main() {
     (($# >= 2)) || fail "$EXIT_USAGE" "usage: rsh_agent.sh HOST COMMAND..."
     local host=$1 prefix peers line name address peer_prefix found=""
     shift
-    prefix=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+    prefix=$(CDPATH="" cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
     peers=$prefix/ssh/peers.tsv
     [[ -r $peers ]] || fail "$EXIT_MISSING" "$peers is missing; run \`fab provision\`"
     while IFS= read -r line; do
@@ -44,8 +44,10 @@ main() {
     [[ -n $found ]] || fail "$EXIT_MISSING" "no node called '$host' in $peers; run \`fab provision\` with that host"
 
     local command="$*"
-    # The quoted replacement keeps '&' literal in bash 5.2 and later.
-    [[ $peer_prefix == "$prefix" ]] || command=${command//"$prefix"/"$peer_prefix"}
+    if [[ $peer_prefix != "$prefix" ]]; then
+        # The quoted replacement keeps '&' literal in bash 5.2 and later.
+        command=${command//"$prefix"/"$peer_prefix"}
+    fi
     local script
     script="RINGMASTER_PREFIX=$(quote "$peer_prefix"); export RINGMASTER_PREFIX"
     script+="; [ -r \"\$RINGMASTER_PREFIX/env.sh\" ] || { echo \"$found: \$RINGMASTER_PREFIX/env.sh is missing;"

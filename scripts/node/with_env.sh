@@ -2,7 +2,7 @@
 # Runs a command in this node's own environment: with_env.sh COMMAND [ARGUMENT...]
 set -Eeuo pipefail
 
-prefix=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+prefix=$(CDPATH="" cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 [[ -r $prefix/env.sh ]] || {
     echo "${HOSTNAME:-$(uname -n)}: $prefix/env.sh is missing; run \`fab provision\`" >&2
     exit 69
