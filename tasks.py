@@ -8,7 +8,7 @@ import json as json_text
 import sys
 from typing import Any
 
-import invoke
+import invoke.tasks
 
 from provision import console, inventories, paths
 from provision.cli import task_body
@@ -17,7 +17,7 @@ from provision.errors import UsageError
 from provision.transport import Connections
 
 # No one-letter options of its own: `-H` and `-h` keep the meaning they have everywhere in Fabric.
-task = functools.partial(invoke.task, auto_shortflags=False)
+task = functools.partial(invoke.tasks.task, auto_shortflags=False)
 
 HOST_HELP = {
     "hosts": "hosts, as text: h1,h2 or gpu[01-16] or alice@h2:2222",

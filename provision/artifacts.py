@@ -25,8 +25,6 @@ BLOCK_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 20.0
 DOWNLOAD_TIMEOUT_S = 1800.0
 LOCK_NAME = "artifacts.lock.json"
-# Sources that are built on the nodes; everything else in a stack's lock is a wheel.
-SOURCE_DISTRIBUTIONS = ("horovod", "mpi4py")
 
 
 @dataclass(frozen=True)
@@ -40,19 +38,33 @@ class Artifact:
     urls: tuple[str, ...] = ()
 
 
-def read_lock(path: Path | None = None) -> dict[str, Artifact]:
-    """The pinned artifacts by name, from `scripts/artifacts.lock.json`."""
+@dataclass(frozen=True)
+class Lock:
+    """`scripts/artifacts.lock.json`: pinned files, and the projects of a stack that are kept as sources."""
+
+    artifacts: tuple[Artifact, ...]
+    sources: tuple[str, ...]
+
+    def find(self, name: str, version: str | None = None) -> Artifact | None:
+        """The artifact of that name; a version may be given in full or up to a dot (`3.7` finds `3.7.9`)."""
+        for artifact in self.artifacts:
+            if artifact.name == name and (
+                version is None or f"{artifact.version}.".startswith(f"{version}.")
+            ):
+                return artifact
+        return None
+
+
+def read_lock(path: Path | None = None) -> Lock:
     path = path or paths.scripts_dir() / LOCK_NAME
     try:
         raw = json.loads(path.read_text("utf-8"))
-        return {
-            name: Artifact(
-                name, entry["version"], entry["file"], entry["sha256"], tuple(entry.get("urls", ()))
-            )
-            for name, entry in raw.items()
-            if isinstance(entry, dict)
-        }
-    except (OSError, ValueError, KeyError) as error:
+        pinned = tuple(
+            Artifact(row["name"], row["version"], row["file"], row["sha256"], tuple(row.get("urls", ())))
+            for row in raw["artifacts"]
+        )
+        return Lock(pinned, tuple(raw["wheelhouse"]["sdists"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{path}: not a readable artifact lock: {error!r}") from error
 
 
@@ -182,34 +194,45 @@ def fetch_wheel(artifact: Artifact) -> Path:
     return target
 
 
-def split_lock(text: str) -> tuple[str, str]:
-    """Split a hash-pinned lock into (wheels, source distributions), each a requirements text of its own."""
+def split_lock(text: str, kept_as_source: Sequence[str]) -> tuple[str, str]:
+    """Split a hash-pinned lock into (wheels, sources), each a requirements text of its own."""
     entries = re.findall(r"(?m)^[A-Za-z0-9][^\n]*(?:\\\n[^\n]*)*", text)
-    wheels, sources = [], []
+    wheels: list[str] = []
+    sources: list[str] = []
     for entry in entries:
         name = re.split(r"[=<>\[ ;]", entry, maxsplit=1)[0].lower()
-        (sources if name in SOURCE_DISTRIBUTIONS else wheels).append(entry)
+        (sources if name in kept_as_source else wheels).append(entry)
     return "\n".join(wheels) + "\n", "\n".join(sources) + "\n"
 
 
-def wheelhouse(stack: str, *, python: str, abi: str, given: Path | None = None) -> Path:
-    """A folder with everything the stack's environment is made of: wheels, the two sources, uv, the lock.
+def pip_platform(python: str, abi: str) -> list[str]:
+    """pip's options for wheels of another interpreter: x86-64 Linux, glibc up to 2.28."""
+    words = ["--python-version", python, "--implementation", "cp"]
+    for tag in (abi, "abi3", "none"):
+        words += ["--abi", tag]
+    for tag in ("_2_28", "_2_17", "2014", "_2_12", "2010", "_2_5", "1"):
+        words += ["--platform", f"manylinux{tag}_x86_64"]
+    return [*words, "--platform", "linux_x86_64"]
 
-    It is named by the lock's digest, so that a changed lock means a new folder. `given` is a folder the user
-    filled (air-gapped sites); it must hold the very same lock.
+
+def wheelhouse(stack: str, lock: Lock, *, python: str, abi: str, given: Path | None = None) -> Path:
+    """A folder with everything the stack's environment is made of: wheels, sources, uv, the requirement locks.
+
+    It is named by those locks' digest, so that a changed lock means a new folder. `given` is a folder the user
+    filled (air-gapped sites); it must hold the very same locks.
     """
-    lock = paths.scripts_dir() / f"requirements-{stack}.lock"
-    build_lock = paths.scripts_dir() / f"requirements-{stack}-build.lock"
-    text = lock.read_text("utf-8")
-    build_text = build_lock.read_text("utf-8") if build_lock.is_file() else ""
+    files = [paths.scripts_dir() / f"requirements-{stack}{part}.lock" for part in ("", "-build")]
+    texts = [file.read_text("utf-8") for file in files]
     if given is not None:
-        theirs = given / lock.name
-        if not theirs.is_file() or theirs.read_text("utf-8") != text:
-            raise ArtifactError(
-                f"{given}: holds no {lock.name} equal to this version's", remedy="make it with this release"
-            )
+        for file, text in zip(files, texts):
+            theirs = given / file.name
+            if not theirs.is_file() or theirs.read_text("utf-8") != text:
+                raise ArtifactError(
+                    f"{given}: holds no {file.name} equal to this version's",
+                    remedy="make it with this release",
+                )
         return given
-    key = hashlib.sha256((text + build_text + python).encode()).hexdigest()[:16]
+    key = hashlib.sha256("".join([*texts, python]).encode()).hexdigest()[:16]
     folder = paths.cache_dir() / "wheelhouse"
     final = folder / f"{stack}-{key}"
     with locked(folder):
@@ -217,38 +240,18 @@ def wheelhouse(stack: str, *, python: str, abi: str, given: Path | None = None) 
             return final
         stage = folder / f".{stack}-{key}"  # kept when interrupted: pip skips the files that are there
         stage.mkdir(parents=True, exist_ok=True)
-        wheels, sources = split_lock(text)
-        (stage / "wheels.txt").write_text(wheels + split_lock(build_text)[0])
+        wheels, sources = split_lock("\n".join(texts), lock.sources)
+        (stage / "wheels.txt").write_text(wheels)
         (stage / "sources.txt").write_text(sources)
-        target = [
-            "--python-version",
-            python,
-            "--implementation",
-            "cp",
-            "--abi",
-            abi,
-            "--abi",
-            "abi3",
-            "--abi",
-            "none",
-        ]
-        for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux_2_12", "manylinux_2_5"):
-            target += ["--platform", f"{tag}_x86_64"]
-        for tag in ("manylinux2014", "manylinux2010", "manylinux1", "linux"):
-            target += ["--platform", f"{tag}_x86_64"]
-        hashed = ["--require-hashes", "--dest", str(stage)]
-        _pip(
-            [*hashed, "--only-binary=:all:", *target, "-r", str(stage / "wheels.txt")], f"the {stack} wheels"
-        )
+        words = ["--require-hashes", "--dest", str(stage)]
+        only_wheels = ["--only-binary=:all:", *pip_platform(python, abi), "-r", str(stage / "wheels.txt")]
+        _pip([*words, *only_wheels], f"the {stack} wheels")
         # pip asks a source for its metadata before it keeps it; the controller's own setuptools answers.
-        _pip(
-            [*hashed, "--no-binary=:all:", "--no-build-isolation", "-r", str(stage / "sources.txt")],
-            f"the {stack} sources",
-        )
+        only_sources = ["--no-binary=:all:", "--no-build-isolation", "-r", str(stage / "sources.txt")]
+        _pip([*words, *only_sources], f"the {stack} sources")
         shutil.copy2(uv_binary(), stage / "uv")
-        shutil.copy2(lock, stage / lock.name)
-        if build_text:
-            shutil.copy2(build_lock, stage / build_lock.name)
+        for file in files:
+            shutil.copy2(file, stage / file.name)
         (stage / "complete").write_text(key + "\n")
         os.replace(stage, final)
     return final
@@ -265,52 +268,41 @@ def uv_binary() -> Path:
     return Path(found).resolve()
 
 
-def controller_python(version: str) -> Path | None:
-    """A complete interpreter of that version (`3.7`) on this machine, found by the installers' own search."""
-    script = paths.scripts_dir() / "install_python.sh"
-    done = subprocess.run(
-        ["bash", str(script), f"--version={version}", "--find"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    found = done.stdout.strip()
-    return Path(found) if done.returncode == 0 and found else None
-
-
 def python_archive(
-    version: str, lock: dict[str, Artifact], *, mirror: str | None, file: Path | None
+    version: str, lock: Lock, *, own: Path | None, mirror: str | None, file: Path | None
 ) -> tuple[Path, str]:
     """An interpreter for nodes that have none: (archive, sha256).
 
-    Taken from `file`, else packed from this machine's own interpreter, else the pinned python-build-standalone.
+    Taken from `file`, else packed from `own` (this machine's interpreter of that version), else the pinned
+    python-build-standalone.
     """
-    pinned = next((a for name, a in lock.items() if name.startswith(f"python-{version}")), None)
+    pinned = lock.find("python", version)
     if file is not None:
         known = pinned.sha256 if pinned is not None and file.name == pinned.file else None
         return file, check_local(file, known)
-    own = controller_python(version)
     if own is not None:
-        stamp = hashlib.sha256(f"{own.resolve()}:{own.resolve().stat().st_mtime_ns}".encode()).hexdigest()[
-            :12
-        ]
+        real = own.resolve()
+        stamp = hashlib.sha256(f"{real}:{real.stat().st_mtime_ns}".encode()).hexdigest()[:12]
         folder = paths.cache_dir() / "built"
         target = folder / f"python-{version}-{stamp}.tar.gz"
         with locked(folder):
             if not target.is_file():
-                part = target.with_suffix(".part")
-                subprocess.run(
-                    ["bash", str(paths.scripts_dir() / "pack_python.sh"), str(own), str(part)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    timeout=600,
-                    check=True,
-                )
-                os.replace(part, target)
+                _pack(real, target, version)
         return target, sha256_of(target)
     if pinned is None:
         raise ArtifactError(f"the lock names no Python {version}")
-    archive = fetch(pinned, mirror=mirror, option="--python-archive")
-    return archive, pinned.sha256
+    return fetch(pinned, mirror=mirror, option="--python-archive"), pinned.sha256
+
+
+def _pack(python: Path, target: Path, version: str) -> None:
+    script = paths.scripts_dir() / "pack_python.sh"
+    done = subprocess.run(
+        ["bash", str(script), f"--version={version}", str(python), str(target)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ArtifactError(f"{python} could not be packed for other machines:\n{done.stderr[-800:]}")

@@ -12,8 +12,10 @@ from typing import Any
 from fabric.config import Config
 from fabric.executor import Executor as FabricExecutor
 from fabric.main import Fab
-from invoke import Call, Collection, Exit, Task
+from invoke.collection import Collection
+from invoke.exceptions import Exit
 from invoke.executor import Executor as InvokeExecutor
+from invoke.tasks import Call, Task
 from rich.console import Console
 
 from provision import paths

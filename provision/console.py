@@ -99,29 +99,21 @@ def make_plan(
 
 
 class Progress:
-    """Prints step results as they come, equal ones folded, and a sign of life during long steps."""
-
-    LIFE_SIGN_S = 15.0
+    """Prints what the installers say and what each step did, as it comes."""
 
     def __init__(self) -> None:
         self.console = report.make_console()
         self._lock = threading.Lock()
-        self._last = time.monotonic()
 
     def row(self, row: StepRow) -> None:
         with self._lock:
-            self._last = time.monotonic()
             report.step_line([row.node], f"{row.step} ({row.duration_s:.1f} s)", row.word, self.console)
 
     def line(self, node: str, step: str, text: str) -> None:
-        """An installer's own words: always its headlines, the rest only as a sign of life."""
+        """An installer's own words: short, and a sign of life during long steps."""
         with self._lock:
-            now = time.monotonic()
-            if text.startswith("==> ") or now - self._last > self.LIFE_SIGN_S:
-                self._last = now
-                self.console.print(
-                    f"  {node}: {step}: {text.removeprefix('==> ')[:160]}", style="dim", soft_wrap=True
-                )
+            words = text.split(": ", 1)[-1][:160]
+            self.console.print(f"  {node}: {step}: {report.printable(words)}", style="dim", soft_wrap=True)
 
 
 def provision(cluster: Cluster, options: Options, given: Given, state_dir: Path, hostfile: str) -> int:

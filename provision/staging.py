@@ -102,13 +102,14 @@ def distribute(
         else:
             todo.append(node)
     while todo:
-        if have:
-            pairs = list(zip(have, todo))
-            jobs = {receiver.name: (from_node, sender, receiver) for sender, receiver in pairs}
-        else:
-            jobs = {todo[0].name: (lambda _, receiver: from_controller(receiver), todo[0], todo[0])}
-        with ThreadPoolExecutor(max_workers=min(32, len(jobs))) as pool:
-            futures = {key: pool.submit(job[0], job[1], job[2]) for key, job in jobs.items()}
+        pairs: list[tuple[Node | None, Node]] = list(zip(have, todo)) if have else [(None, todo[0])]
+        with ThreadPoolExecutor(max_workers=min(32, len(pairs))) as pool:
+            futures = {
+                receiver.name: pool.submit(from_controller, receiver)
+                if sender is None
+                else pool.submit(from_node, sender, receiver)
+                for sender, receiver in pairs
+            }
         for key, future in futures.items():
             node = next(n for n in todo if n.name == key)
             todo.remove(node)

@@ -85,7 +85,8 @@ def provision(
 ) -> Provisioned:
     """Give every node the same runtime; nodes that fail are left out and reported, the others are finished."""
     facts, errors = gather_facts(cluster, connections)
-    plan = make_plan(cluster, facts, options, controller=controller_facts(connections))
+    controller = controller_facts(connections)
+    plan = make_plan(cluster, facts, options, controller=controller)
     on_plan(plan)
     errors.update(plan.errors)
     usable = {name: facts[name] for name in plan.node_names}
@@ -108,6 +109,7 @@ def provision(
         installer=Installer(connections, prefixes, logs, on_progress),
         facts=usable,
         plan=plan,
+        controller=controller,
         on_row=on_row,
         errors=dict(errors),
     )

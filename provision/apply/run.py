@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from provision import artifacts, paths, staging
-from provision.artifacts import Artifact
+from provision.artifacts import Lock
 from provision.cluster import Cluster, Node
 from provision.errors import RingmasterError, StepFailed
 from provision.facts import NodeFacts
@@ -54,7 +54,8 @@ class Run:
     facts: dict[str, NodeFacts]
     plan: Plan
     on_row: Callable[[StepRow], None]
-    lock: dict[str, Artifact] = field(default_factory=artifacts.read_lock)
+    controller: NodeFacts | None = None
+    lock: Lock = field(default_factory=artifacts.read_lock)
     errors: dict[str, RingmasterError] = field(default_factory=dict)
     rows: list[StepRow] = field(default_factory=list)
 

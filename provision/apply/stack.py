@@ -27,9 +27,7 @@ def step_python(run: Run, group: Group) -> None:
     if not todo:
         return
     try:
-        archive, digest = artifacts.python_archive(
-            version, run.lock, mirror=run.given.mirror, file=run.given.python_archive
-        )
+        archive, digest = python_archive(run, group.platform)
     except RingmasterError as error:
         run.blame(todo, "python", error)
         return
@@ -38,6 +36,18 @@ def step_python(run: Run, group: Group) -> None:
         [node for node in todo if node.name in placed],
         "python",
         lambda node: [*basic, f"--archive={placed[node.name]}/{archive.name}", f"--sha256={digest}"],
+    )
+
+
+def python_archive(run: Run, platform: str) -> tuple[Path, str]:
+    """(archive, sha256) of an interpreter for that platform: this machine's own when it is of the same platform."""
+    version, _ = PYTHON_OF_STACK[run.options.stack]
+    own = None
+    if run.controller is not None and run.controller.platform == platform:
+        usable = [p for p in run.controller.pythons or () if p.usable and p.version.startswith(f"{version}.")]
+        own = Path(usable[0].path) if usable else None
+    return artifacts.python_archive(
+        version, run.lock, own=own, mirror=run.given.mirror, file=run.given.python_archive
     )
 
 
@@ -50,7 +60,7 @@ def step_runtime(run: Run, group: Group) -> None:
         return
     try:
         version, abi = PYTHON_OF_STACK[stack]
-        house = artifacts.wheelhouse(stack, python=version, abi=abi, given=run.given.wheelhouse)
+        house = artifacts.wheelhouse(stack, run.lock, python=version, abi=abi, given=run.given.wheelhouse)
         built = paths.cache_dir() / BUILT / group.platform / "wheels"
         built.mkdir(parents=True, exist_ok=True)
         first = next((node for node in todo if node.name == group.builder), todo[0])
@@ -110,9 +120,7 @@ def build_wheels_here(run: Run, group: Group, house: Path, built: Path) -> None:
     version, _ = PYTHON_OF_STACK[run.options.stack]
     with controller_builder(run, group.platform) as me:
         if run.installer.run(me, "python", [f"--version={version}"], check=True) != UNCHANGED:
-            archive, digest = artifacts.python_archive(
-                version, run.lock, mirror=run.given.mirror, file=run.given.python_archive
-            )
+            archive, digest = python_archive(run, group.platform)
             run.installer.run(
                 me, "python", [f"--version={version}", f"--archive={archive}", f"--sha256={digest}"]
             )
@@ -127,8 +135,12 @@ def build_wheels_here(run: Run, group: Group, house: Path, built: Path) -> None:
         word = run.installer.run(
             me,
             "runtime",
-            [f"--stack={run.options.stack}", f"--gpu={run.options.gpu}", f"--wheelhouse={house}"]
-            + [f"--built-wheels={built}"],
+            [
+                f"--stack={run.options.stack}",
+                f"--gpu={run.options.gpu}",
+                f"--wheelhouse={house}",
+                f"--built-wheels={built}",
+            ],
         )
         if word != CHANGED:
             raise ArtifactError(f"the build on this machine printed {word!r}, expected {CHANGED!r}")
