@@ -25,7 +25,8 @@ class MpirunOptions:
 
     prefix: str
     np: int
-    hostfile: str | None = None  # None: ranks run on the head alone
+    hostfile: str
+    alone: bool = False  # all ranks run on the head: no SSH
     networks: tuple[str, ...] = ()  # CIDRs that carry MPI's and mpirun's own traffic
     env_names: tuple[str, ...] = ()  # variables of mpirun's environment that every rank gets
     as_root: bool = False
@@ -42,13 +43,11 @@ def mpirun_argv(options: MpirunOptions, program: Sequence[str]) -> list[str]:
         argv.append("--allow-run-as-root")
     if options.framed:
         argv.append("-xml")
-    argv += ["-np", str(options.np)]
-    if options.hostfile is not None:
-        argv += ["--hostfile", options.hostfile]
+    argv += ["-np", str(options.np), "--hostfile", options.hostfile]
     argv += ["-bind-to", "none", "-map-by", "slot", "-mca", "pml", "ob1", "-mca", "btl", "^openib"]
     # Without it Open MPI 3.x takes w.1.example.net and w.2.example.net for one node (open-mpi/ompi#4732).
     argv += ["-mca", "orte_keep_fqdn_hostnames", "1"]
-    if options.hostfile is not None:
+    if not options.alone:
         # Flat, not a tree: every daemon is started from the head, so only the head's SSH has to work, and a
         # node that is down takes no other with it.
         argv += ["-mca", "plm_rsh_agent", f"{options.prefix}/libexec/rsh_agent.sh"]

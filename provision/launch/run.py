@@ -11,25 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision.cluster import Cluster, Node
-from provision.errors import LaunchError, NodeError, RingmasterError
+from provision.cluster import Cluster
+from provision.errors import LaunchError, RingmasterError
 from provision.fanout import fan_out, values_or_raise
 from provision.launch import preflight, slots
-from provision.launch.command import (
-    MpirunOptions,
-    exported,
-    job_environment,
-    mpirun_argv,
-    parse_env,
-    rank_argv,
-)
+from provision.launch.command import MpirunOptions, job_environment, mpirun_argv, parse_env, rank_argv
 from provision.launch.output import JobOutput, Screen, TerminalScreen
 from provision.launch.runs import Run, new_run, utc_now
 from provision.launch.ship import SHIP_TIMEOUT_S, Project, prefix_of, read_project, ship
+from provision.launch.start import job_marks, mpirun_options, nodes_in, put_hostfile, sweep, with_env
 from provision.transport import Connections
 
 INTERRUPTED = 130
-SWEEP_TIMEOUT_S = 30.0
 _SIGNALLED = re.compile(r"process rank (\d+) .*exited on signal (\d+)")
 
 
@@ -72,7 +65,7 @@ def start_job(
     job_env = job_environment(os.environ, parse_env(env, os.environ))
     placed = slots.seats(cluster, np, {})
     shipped = read_project(Path(script), None if project is None else Path(project))
-    nodes = _nodes_in(cluster, placed)
+    nodes = nodes_in(cluster, placed)
     prefixes = {node.name: prefix_of(node) for node in nodes}
 
     outcomes = fan_out(
@@ -89,40 +82,16 @@ def start_job(
     placed = slots.seats(cluster, np, {name: answer.gpus for name, answer in answers.items()})
 
     run = new_run(state_dir)
-    as_root = answers[cluster.head.name].facts.get("uid") == "0"
-    if as_root:
-        screen.line(None, "err", f"note: mpirun runs as root on {cluster.head.name} (--allow-run-as-root)")
     total = sum(seat.ranks for seat in placed)
-    job_env.update(_marks(run.job, total, cluster.stack or "tf1"))
-    options = MpirunOptions(
-        prefix=prefixes[cluster.head.name],
-        np=total,
-        hostfile=None if len(nodes) == 1 else _hostfile_path(prefixes[cluster.head.name], run.job),
-        networks=cluster.networks if len(nodes) > 1 else (),
-        env_names=exported(job_env),
-        as_root=as_root,
-        single_copy=all(answer.single_copy for answer in answers.values()),
-    )
-    argv = mpirun_argv(options, rank_argv(shipped.id, shipped.script, args))
-    return _Job(cluster, connections, run, placed, shipped, screen).carry_out(
-        options, argv, job_env, timeout_s
-    )
-
-
-def _nodes_in(cluster: Cluster, placed: Sequence[slots.Seat]) -> list[Node]:
-    """The nodes that take part: the head, where mpirun runs, and those with ranks."""
-    return [seat.node for seat in placed if seat.ranks or seat.node.name == cluster.head.name]
-
-
-def _hostfile_path(prefix: str, job: str) -> str:
-    return f"{prefix}/.ringmaster/jobs/{job}.hostfile"
-
-
-def _marks(job: str, np: int, stack: str) -> dict[str, str]:
-    marks = {"RINGMASTER_JOB": job, "RINGMASTER_NP": str(np), "RINGMASTER_STACK": stack}
+    job_env.update(job_marks(run.job, total, cluster.stack))
     if sys.stderr.isatty():
-        marks["RINGMASTER_TTY"] = "1"
-    return marks
+        job_env["RINGMASTER_TTY"] = "1"
+    options = mpirun_options(cluster, placed, answers, run.job, job_env)
+    if options.as_root:
+        screen.line(None, "err", f"note: mpirun runs as root on {cluster.head.name} (--allow-run-as-root)")
+    argv = mpirun_argv(options, rank_argv(shipped.id, shipped.script, args))
+    job = _Job(cluster, connections, run, placed, shipped, screen)
+    return job.carry_out(options, argv, job_env, timeout_s)
 
 
 @dataclass
@@ -159,10 +128,9 @@ class _Job:
         state, status = "lost", 1
         leftovers: tuple[str, ...] = ()
         try:
-            if options.hostfile is not None:
-                self._put_hostfile(options.hostfile)
+            put_hostfile(head, self.cluster, self.placed, options.hostfile)
             result = head.run(
-                [f"{options.prefix}/libexec/with_env.sh", *argv],
+                with_env(options.prefix, argv),
                 env=env,
                 timeout_s=math.inf if timeout_s is None else timeout_s,
                 check=False,
@@ -184,12 +152,6 @@ class _Job:
         failed = self._failed_rank(output) if state == "failed" else None
         host = None if failed is None else hosts[failed]
         return JobResult(self.run.job, self.run.folder, status, failed, host, leftovers)
-
-    def _put_hostfile(self, dest: str) -> None:
-        text = slots.hostfile_text(self.placed, self.cluster.head.name)
-        local = self.run.folder / "hostfile"
-        local.write_text(text, encoding="utf-8")
-        self.connections.to(self.cluster.head).put(local, dest, timeout_s=60.0)
 
     def _failed_rank(self, output: JobOutput) -> int | None:
         if output.first_failure is not None:
@@ -229,26 +191,10 @@ class _Job:
     def _say(self, text: str) -> None:
         self.screen.line(None, "err", text)
 
-    def _sweep(self, hostfile: str | None) -> tuple[str, ...]:
+    def _sweep(self, hostfile: str) -> tuple[str, ...]:
         """Ends what the job has left on any node; what was found, as `node: pid command`."""
-        nodes = _nodes_in(self.cluster, self.placed)
-        if hostfile is not None:
-            nodes = [self.cluster.head, *(node for node in nodes if node.name != self.cluster.head.name)]
-
-        def sweep(node: Node) -> str:
-            argv = [f"{prefix_of(node)}/libexec/job_sweep.sh", self.run.job, "--end"]
-            transport = self.connections.to(node)
-            found = transport.run(argv, timeout_s=SWEEP_TIMEOUT_S, check=False)
-            if hostfile is not None and node.name == self.cluster.head.name:
-                transport.run(["rm", "-f", "--", hostfile], timeout_s=SWEEP_TIMEOUT_S, check=False)
-            if found.status != 0:
-                raise NodeError(
-                    node.name, f"processes of job {self.run.job} could not be ended: {found.stdout}"
-                )
-            return found.stdout
-
-        outcomes = fan_out(nodes, sweep, deadline_s=SWEEP_TIMEOUT_S * 2, what="look for leftovers")
         found: list[str] = []
+        outcomes = sweep(self.cluster, self.connections, self.placed, self.run.job, hostfile)
         for name, outcome in outcomes.items():
             if outcome.error is not None:
                 self._say(f"warning: nobody could look for what the job has left running: {outcome.error}")

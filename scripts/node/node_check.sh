@@ -20,10 +20,10 @@ openmpi_version() {
     done
 }
 
-# The digest that install_runtime.sh wrote when it had finished.
+# A digest of the package versions that install_runtime.sh wrote down: the same on every platform.
 stack_digest() {
     [[ -r $1 ]] || return 0
-    sed -n 's/.*"digest": *"\([^"]*\)".*/\1/p' "$1" | head -n 1
+    sed -n 's/^ *"packages": *{\(.*\)}.*/\1/p' "$1" | sha256sum | cut -c 1-16
 }
 
 gpu_count() {

@@ -41,16 +41,17 @@ main() {
     set -u
     python=$prefix/stacks/$stack/bin/python
     [[ -x $python ]] || fail "$EXIT_MISSING" "the $stack stack is missing ($python); run \`fab provision\`"
-    cd -- "$prefix/projects/$project" 2>/dev/null ||
-        fail "$EXIT_MISSING" "the project directory $prefix/projects/$project is missing; run \`fab train\` again"
+    if [[ $project == - ]]; then
+        cd -- "$prefix/libexec" # one of the checks that lie beside this file
+    else
+        cd -- "$prefix/projects/$project" 2>/dev/null ||
+            fail "$EXIT_MISSING" "the project directory $prefix/projects/$project is missing; run \`fab train\` again"
+    fi
     [[ -f $script ]] || fail "$EXIT_MISSING" "the script $script is missing in $PWD; run \`fab train\` again"
 
     export PYTHONPATH="$prefix/lib${PYTHONPATH:+:$PYTHONPATH}"
     export PYTHONUNBUFFERED=${PYTHONUNBUFFERED-1}
-    if [[ ${RINGMASTER_FRAMES:-1} == 1 ]]; then
-        exec "$python" -S -E "$prefix/libexec/rank_io.py" "$python" "$PWD/$script" "$@"
-    fi
-    exec "$python" "$PWD/$script" "$@"
+    exec "$python" -S -E "$prefix/libexec/rank_io.py" "$python" "$PWD/$script" "$@"
 }
 
 main "$@"
