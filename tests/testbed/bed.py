@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from provision.errors import UsageError
-from tests.testbed import bare, files, net, preconditions, processes, state
+from tests.testbed import bare, files, net, preconditions, processes, shaping, state
 from tests.testbed.launcher import Launcher
 from tests.testbed.node import TestbedNode
 from tests.testbed.spec import Nodes, NodeSpec, TestbedError, node_specs
@@ -29,8 +29,8 @@ class Testbed:
         with Testbed(3, name="lab") as bed:
             bed.node("h1").exec(["hostname"])
 
-    `nodes`: a number (h1, h2, ...), names, or NodeSpecs; the other host options (`kind`, `users`, `port`, `binds`,
-    `login`, `base`) are defaults for those that are not NodeSpecs.
+    `nodes`: a number (h1, h2, ...), names, or NodeSpecs; the other host options (`kind`, `users`, `port`,
+    `binds`, `login`, `base`) are defaults for those that are not NodeSpecs.
     """
 
     __test__ = False
@@ -190,8 +190,8 @@ class Testbed:
     def freeze(self, name: str, *, to: Path | None = None) -> str:
         """Turns all that host `name` has written into a read-only layer, for `base=` of other hosts.
 
-        The host restarts on top of it. The layer lies in the testbed's directory and goes with it, unless `to`
-        (on the same file system) is given: then it is the caller's to remove.
+        The host restarts on top of it. The layer lies in the testbed's directory and goes with it,
+        unless `to` (on the same file system) is given: then it is the caller's to remove.
         """
         spec = self.state.nodes[name].spec
         if spec.base is not None:
@@ -226,9 +226,10 @@ class Testbed:
                 net.start_switch(self.place.link, self.switch)
             cards = [(node.index, pids["nodes"][node.spec.name]) for node in chosen]
             for index, _ in cards:
-                if not needs_switch:
+                if not needs_switch:  # a restart: the former life's end of the cable may still be there
+                    shaping.unslow(self.place.tag, self.switch, index)
                     net.unplug(self.switch, index)
-            net.plug_in(self.switch, [card for card in cards if card[1]])
+            net.plug_in(self.switch, [card for card in cards if card[1]], tag=self.place.tag)
             errors = launcher.go()
         if errors:
             text = "\n".join(f"  {name}: {error}" for name, error in errors.items())
@@ -249,6 +250,7 @@ class Testbed:
             processes.send(node.pid, signal.SIGKILL)
             if not processes.wait_gone(node.pid, timeout_s=20):
                 raise TestbedError(f"{name}: init {node.pid} did not end within 20 s of SIGKILL")
+        shaping.unslow(self.place.tag, self.switch, node.index)
         net.unplug(self.switch, node.index)
         self._save(self.state.with_node(replace(node, pid=None)))
 

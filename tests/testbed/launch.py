@@ -1,8 +1,8 @@
 """Starts hosts: one process per run, forks each host's init into its own namespaces, then exits.
 
-Run by `bed.py` as `python -I launch.py` (standard library only, never imported there). It reads one JSON plan
-line, writes one JSON line of process ids once the namespaces exist, waits for the line `go` (the caller has by then
-put the network cards in), and writes one JSON line of errors by host: an empty one means that all are running.
+Run by `launcher.py` as `python -I launch.py`: the standard library only. It reads one JSON plan line, writes
+one JSON line of process ids once the namespaces exist, waits for the line `go` (the caller has by then put
+the network cards in), and writes one JSON line of errors by host: an empty one means that all are running.
 A host whose launcher or caller dies before `go` ends by itself.
 """
 
@@ -18,6 +18,8 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 # <sched.h>, <sys/mount.h>
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
@@ -100,7 +102,7 @@ def parents(path: str) -> list[str]:
     return ["/" + "/".join(parts[: n + 1]) for n in range(len(parts))]
 
 
-def mount_root(node: dict) -> None:
+def mount_root(node: dict[str, Any]) -> None:
     """Mounts the host's whole file system at `node["root"]`."""
     lower, root = node["lower"], node["root"]
     if node["base"]:
@@ -152,7 +154,7 @@ def write(path: str, text: str, mode: int = 0o644, uid: int = 0, gid: int = 0) -
     os.replace(temporary, path)
 
 
-def edit(path: str, change) -> None:
+def edit(path: str, change: Callable[[list[str]], list[str]]) -> None:
     status = os.stat(path)
     with open(path) as file:
         lines = file.read().splitlines()
@@ -185,7 +187,7 @@ def add_user(name: str, uid: int, keys: str) -> None:
     authorize(home, keys, uid, uid)
 
 
-def personalise(node: dict) -> None:
+def personalise(node: dict[str, Any]) -> None:
     """Writes what makes this host itself; the first start of a host only, but for /etc/hosts and /run."""
     for directory, mode in (("/run/sshd", 0o755), ("/run/lock", 0o1777)):
         os.makedirs(directory, exist_ok=True)
@@ -206,7 +208,7 @@ def personalise(node: dict) -> None:
         add_user(user, FIRST_UID + number, node["authorized_keys"])
 
 
-def make_host_key(node: dict) -> None:
+def make_host_key(node: dict[str, Any]) -> None:
     path = node["host_key_path"]
     if not os.path.exists(path):
         subprocess.run(
@@ -219,12 +221,12 @@ def make_host_key(node: dict) -> None:
         node["host_key_pub"] = file.read()
 
 
-def configure_network(node: dict) -> None:
+def configure_network(node: dict[str, Any]) -> None:
     batch = f"link set lo up\naddr add {node['cidr']} brd + dev eth0\nlink set eth0 up\n"
     subprocess.run(["ip", "-batch", "-"], input=batch, text=True, check=True)
 
 
-def become_init(node: dict, go: int) -> None:
+def become_init(node: dict[str, Any], go: int) -> None:
     """In the new namespaces, as PID 1: builds the host, waits for `go`, and becomes its init."""
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     os.umask(0o022)
@@ -246,7 +248,7 @@ def become_init(node: dict, go: int) -> None:
     os.execve("/bin/bash", ["init", "-c", INIT_SCRIPT], environment)
 
 
-def fork_node(node: dict, go: int, report_pid: int, report_error: int) -> None:
+def fork_node(node: dict[str, Any], go: int, report_pid: int, report_error: int) -> None:
     """In a forked child: enters new namespaces and forks their PID 1; never returns."""
     try:
         os.setsid()
@@ -319,7 +321,7 @@ def main() -> int:
     print(json.dumps({"switch": switch, "nodes": pids}), flush=True)
     if sys.stdin.readline().strip() != "go":
         return 1
-    for name, descriptor in go_pipes.items():
+    for descriptor in go_pipes.values():
         with contextlib.suppress(BrokenPipeError):  # it failed; the error pipe says why
             os.write(descriptor, b"g")
     errors_by_name = {name: read_all(descriptor) for name, descriptor in error_pipes.items()}

@@ -1,7 +1,7 @@
-"""The testbed's network: a free range, one interface on this machine, a switch, the hosts' cards, and faults on them.
+"""The testbed's network: a free range, this machine's interface, a switch, the hosts' cards, faults on them.
 
-The switch (a bridge per network) lives in a network namespace of its own, so this machine sees one interface per
-testbed, its firewall never judges traffic between hosts, and everything is gone when the switch's process ends.
+The switch (a bridge per network) lives in a network namespace of its own, so this machine sees one interface
+per testbed, its firewall never judges traffic between hosts, and all of it goes with the switch's process.
 """
 
 from __future__ import annotations
@@ -115,13 +115,18 @@ def port_name(index: int) -> str:
     return f"port{index}"
 
 
-def plug_in(switch: int, cards: Sequence[tuple[int, int]]) -> None:
+def hardware_address(seed: str) -> str:
+    """The same for a host's card in every life of it: the others' ARP tables stay right over a restart."""
+    return "02:" + hashlib.sha256(seed.encode()).digest()[:5].hex(":")
+
+
+def plug_in(switch: int, cards: Sequence[tuple[int, int]], *, tag: str) -> None:
     """Gives each (index, pid) its eth0, with the other end in the switch."""
     lines = []
     for index, pid in cards:
         port = port_name(index)
         lines += [
-            f"link add {port} type veth peer name eth0 netns {pid}",
+            f"link add {port} type veth peer name eth0 address {hardware_address(f'{tag}/{index}')} netns {pid}",
             f"link set {port} master {MAIN_BRIDGE} up",
         ]
     batch(lines, pid=switch)
@@ -141,7 +146,8 @@ def add_interface(switch: int, index: int, pid: int, interface: Interface) -> No
     digest = hashlib.sha256(f"{index}/{name}".encode()).hexdigest()[:8]
     port = f"x{digest}"
     in_net(switch, ["ip", "link", "delete", port], check=False)  # left by the host's former life
-    batch([f"link add {port} type veth peer name {name} netns {pid}", f"link set {port} up"], pid=switch)
+    card = f"link add {port} type veth peer name {name} address {hardware_address(port)} netns {pid}"
+    batch([card, f"link set {port} up"], pid=switch)
     if interface.network is not None:
         bridge = "net" + hashlib.sha256(interface.network.encode()).hexdigest()[:8]
         if not in_net(switch, ["ip", "-o", "link", "show", "dev", bridge], check=False).strip():
@@ -154,7 +160,7 @@ def add_interface(switch: int, index: int, pid: int, interface: Interface) -> No
 
 
 def cut_rules(port: int | None, peers: Sequence[str]) -> str:
-    """An nftables table that silently drops: everything, only TCP `port` inwards, only traffic with `peers`."""
+    """An nftables table that silently drops: everything, or TCP `port` inwards, or traffic with `peers`."""
     if port is not None:
         senders = f"ip saddr {{ {', '.join(peers)} }} " if peers else ""
         inwards, outwards = f"{senders}tcp dport {port} drop", ""
@@ -164,7 +170,7 @@ def cut_rules(port: int | None, peers: Sequence[str]) -> str:
     else:
         inwards = outwards = "drop"
     chains = [
-        f"chain {hook} {{ type filter hook {hook} priority -300; policy accept; {side}name lo accept; {rule}; }}"
+        f"chain {hook} {{ type filter hook {hook} priority -300; {side}name lo accept; {rule}; }}"
         for hook, side, rule in (("input", "iif", inwards), ("output", "oif", outwards))
         if rule
     ]
@@ -178,14 +184,3 @@ def cut(pid: int, port: int | None, peers: Sequence[str]) -> None:
 
 def uncut(pid: int) -> None:
     in_net(pid, ["nft", "-f", "-"], stdin=f"table inet {CUT_TABLE} {{ }}\ndelete table inet {CUT_TABLE}\n")
-
-
-def slow(switch: int, index: int, pid: int, shape: Sequence[str]) -> None:
-    """Puts netem on both ends of the host's cable, so that each direction is shaped once."""
-    in_net(pid, ["tc", "qdisc", "replace", "dev", "eth0", "root", "netem", *shape])
-    in_net(switch, ["tc", "qdisc", "replace", "dev", port_name(index), "root", "netem", *shape])
-
-
-def unslow(switch: int, index: int, pid: int) -> None:
-    for where, device in ((pid, "eth0"), (switch, port_name(index))):
-        in_net(where, ["tc", "qdisc", "delete", "dev", device, "root"], check=False)  # there may be none

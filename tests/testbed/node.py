@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from provision.errors import CommandFailed, DeadlineExceeded
-from tests.testbed import net, processes
+from tests.testbed import net, processes, shaping
 from tests.testbed.launch import NODE_PATH
 from tests.testbed.processes import Process
 from tests.testbed.spec import Interface, NodeSpec, TestbedError, with_interface
@@ -169,29 +169,35 @@ class TestbedNode:
     # -- faults --------------------------------------------------------------------------------------------
 
     def cut(self, *, port: int | None = None, peers: Sequence[str] = ()) -> None:
-        """Silently drops all of the host's traffic; or only TCP `port` inwards; or only that with hosts `peers`.
+        """Silently drops all traffic of the host; or TCP `port` inwards; or all with hosts `peers`.
 
         A later call replaces the former rules. Undone by `restore`.
         """
         net.cut(self.pid, port, [self.bed.node(peer).address for peer in peers])
 
     def slow(self, *, delay_ms: float = 0, rate_mbit: float | None = None, loss_percent: float = 0) -> None:
-        """Delays, limits or loses packets, in each direction; a round trip takes 2 x `delay_ms` longer."""
-        shape = ["delay", f"{delay_ms:g}ms"]
-        if rate_mbit is not None:
-            shape += ["rate", f"{rate_mbit:g}mbit"]
-        if loss_percent:
-            shape += ["loss", f"{loss_percent:g}%"]
-        net.slow(self.bed.switch, self.index, self.pid, shape)
+        """Delays, limits or loses packets, in each direction; a round trip takes 2 x `delay_ms` longer.
+
+        A later call replaces the former. Undone by `restore`, and by the host's end.
+        """
+        shaping.slow(
+            self.bed.place.tag,
+            self.bed.switch,
+            self.index,
+            self.bed.place.node_dir(self.name) / "slow.log",
+            delay_ms=delay_ms,
+            rate_mbit=rate_mbit,
+            loss_percent=loss_percent,
+        )
 
     def restore(self) -> None:
         """Undoes `cut`, `slow` and `pause`."""
         self.resume()
         net.uncut(self.pid)
-        net.unslow(self.bed.switch, self.index, self.pid)
+        shaping.unslow(self.bed.place.tag, self.bed.switch, self.index)
 
     def pause(self) -> None:
-        """Stops every process of the host, its init too; the kernel still answers pings and TCP handshakes."""
+        """Stops every process of the host, its init too; the kernel still answers TCP handshakes."""
         self.pid  # noqa: B018 - raises where the host is not running
         deadline = time.monotonic() + 10
         # Again until all stand still: one that is being forked now is found in the next round.
@@ -229,8 +235,8 @@ class TestbedNode:
     ) -> None:
         """Adds a network card that also comes back after a restart.
 
-        `bridge`: private to the host, no carrier, as docker0 or virbr0. `veth`: a cable to the testbed's switch;
-        hosts that name the same `network` reach each other over it, without one nobody does.
+        `bridge`: private to the host, no carrier, as docker0 or virbr0. `veth`: a cable to the testbed's
+        switch; hosts that name the same `network` reach each other over it, without one nobody does.
         """
         if kind not in ("bridge", "veth"):
             raise TestbedError(f"{self.name}: interface kind {kind!r} is unknown, expected bridge or veth")

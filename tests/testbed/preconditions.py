@@ -14,7 +14,6 @@ TOOLS = {  # program -> Debian package
     "sshd": "openssh-server",
     "ssh-keygen": "openssh-client",
     "ip": "iproute2",
-    "tc": "iproute2",
     "nsenter": "util-linux",
     "setpriv": "util-linux",
     "nft": "nftables",

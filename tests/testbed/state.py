@@ -199,6 +199,15 @@ def clear(place: Place) -> bool:
     return found
 
 
+def clear_dead(root: Path) -> None:
+    """Clears every testbed whose maker ended without taking it down (those that outlive it are not dead)."""
+    for directory in sorted(root.iterdir()) if root.is_dir() else []:
+        dead = Place(root, directory.name)
+        known = dead.load()
+        if known is not None and known.owner is not None and not known.owner.is_alive():
+            clear(dead)
+
+
 def claim(place: Place) -> State:
     """Reserves name, directory, interface and address range; clears a dead testbed of the same name first.
 
@@ -217,6 +226,7 @@ def claim(place: Place) -> State:
                 remedy=f"take it down first, or choose another name ({place.directory})",
             )
         clear(place)
+        clear_dead(place.root)
         place.directory.mkdir(mode=0o700, parents=True)
         subnet = net.free_range(place.tag, net.used_ranges())
         state = State(place.name, place.tag, place.link, str(subnet), Owner.me())
