@@ -196,7 +196,8 @@ def fetch_wheel(artifact: Artifact) -> Path:
 
 def split_lock(text: str, kept_as_source: Sequence[str]) -> tuple[str, str]:
     """Split a hash-pinned lock into (wheels, sources), each a requirements text of its own."""
-    entries = re.findall(r"(?m)^[A-Za-z0-9][^\n]*(?:\\\n[^\n]*)*", text)
+    # An entry is a line that starts with a name, and the indented lines (its checksums) below it.
+    entries = re.findall(r"(?m)^[A-Za-z0-9].*(?:\n[ \t]+.*)*", text)
     wheels: list[str] = []
     sources: list[str] = []
     for entry in entries:
