@@ -70,7 +70,7 @@ def sweep(
         transport = connections.to(node)
         if node.name == head:
             transport.run(["rm", "-f", "--", hostfile], timeout_s=SWEEP_TIMEOUT_S, check=False)
-        argv = [f"{prefix_of(node)}/libexec/job_sweep.sh", job, "--end"]
+        argv = [f"{prefix_of(node)}/libexec/job_sweep.sh", job, "--wait=3", "--end"]
         found = transport.run(argv, timeout_s=SWEEP_TIMEOUT_S, check=False)
         if found.status != 0:
             raise NodeError(

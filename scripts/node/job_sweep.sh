@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Finds what a job has left running on this node, by the job's mark in each process's environment, and ends it.
-# usage: job_sweep.sh JOB [--end] [--grace=S]    Prints `PID COMMAND` for each process found; 0 when none is left.
+# usage: job_sweep.sh JOB [--wait=S] [--end] [--grace=S]
+# Waits up to S seconds for the job's own end, prints `PID COMMAND` for each process still there, and with --end sends
+# it TERM, then KILL. Exits 0 when none is left.
 set -Eeuo pipefail
 
 found() {
@@ -16,24 +18,29 @@ found() {
 }
 
 main() {
-    local job=$1 end=0 grace_s=3 word pid pids shown
+    local job=$1 end=0 grace_s=3 wait_s=0 waited word pid pids shown
     shift
     for word in "$@"; do
         case $word in
             --end) end=1 ;;
             --grace=*) grace_s=${word#*=} ;;
+            --wait=*) wait_s=${word#*=} ;;
             *) exit 64 ;;
         esac
     done
     unset RINGMASTER_JOB
-    pids=$(found "$job")
-    [[ -n $pids ]] || exit 0
+    for ((waited = 0; ; waited++)); do
+        pids=$(found "$job")
+        [[ -n $pids ]] || exit 0
+        ((waited < wait_s * 10)) || break
+        sleep 0.1
+    done
     for pid in $pids; do
         shown=$(tr '\0' ' ' < "/proc/$pid/cmdline" 2>/dev/null || true)
         printf '%s %.200s\n' "$pid" "${shown:-?}"
     done
     ((end)) || exit 1
-    local signal waited
+    local signal
     for signal in TERM KILL; do
         for pid in $pids; do
             kill -s "$signal" "$pid" 2>/dev/null || true
