@@ -128,19 +128,20 @@ def ensure_root() -> Path:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if not root.is_dir():
-            _build(root)
+            _build(root, descriptor)
     finally:
         os.close(descriptor)
     return root
 
 
-def _build(root: Path) -> None:
+def _build(root: Path, lock: int) -> None:
     release = os_release(Path("/etc/os-release").read_text())
     source = choose_source(read_sources(), release["VERSION_CODENAME"])
     unfinished = root.with_name(root.name + ".unfinished")
     log = root.with_name(root.name + ".log")
-    # In namespaces of its own: what debootstrap mounts goes with it, also when it is killed.
     subprocess.run(["rm", "-rf", "--one-file-system", "--", str(unfinished)], check=True)
+    # In namespaces of its own: what debootstrap mounts goes with it, also when it is killed. It holds the lock
+    # as well: if only its caller is killed, the next one waits instead of building into the same directory.
     argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--", "debootstrap"]
     argv += [f"--variant={VARIANT}", f"--include={','.join(PACKAGES)}"]
     argv += [f"--keyring={source.signed_by}"] if source.signed_by else []
@@ -148,7 +149,12 @@ def _build(root: Path) -> None:
     with open(log, "wb") as output:
         try:
             status = subprocess.run(
-                argv, stdout=output, stderr=output, stdin=subprocess.DEVNULL, timeout=BUILD_TIMEOUT_S
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                timeout=BUILD_TIMEOUT_S,
+                pass_fds=[lock],
             ).returncode
         except subprocess.TimeoutExpired:
             status = -1

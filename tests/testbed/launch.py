@@ -267,6 +267,7 @@ def fork_node(node: dict[str, Any], go: int, report_pid: int, report_error: int)
         traceback.print_exc()
         sys.stderr.flush()
         os.write(report_error, f"{type(error).__name__}: {error}".encode())
+        os.read(go, 1)  # the caller is putting cards into this namespace: it must last until then
     os._exit(1)
 
 

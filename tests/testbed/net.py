@@ -21,16 +21,14 @@ MAIN_BRIDGE = "main"
 CUT_TABLE = "ringmaster_cut"
 
 
-def run(argv: Sequence[str], *, stdin: str = "", check: bool = True, timeout_s: float = 60.0) -> str:
+def run(argv: Sequence[str], *, stdin: str = "", check: bool = True, keep_open: Sequence[int] = ()) -> str:
     """Standard output of a command on this machine. Raises: TestbedError with its standard error."""
     done = subprocess.run(
-        list(argv), input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
+        list(argv), input=stdin, capture_output=True, text=True, timeout=60, pass_fds=tuple(keep_open)
     )
     if check and done.returncode != 0:
-        shown = stdin.strip() or " ".join(argv)
-        raise TestbedError(
-            f"`{' '.join(argv)}` exited {done.returncode}: {done.stderr.strip()}\ngiven: {shown}"
-        )
+        given = f"\ngiven: {stdin.strip()}" if stdin else ""
+        raise TestbedError(f"`{' '.join(argv)}` exited {done.returncode}: {done.stderr.strip()}{given}")
     return done.stdout
 
 
@@ -39,13 +37,9 @@ def in_net(pid: int, argv: Sequence[str], *, stdin: str = "", check: bool = True
     return run(["nsenter", "--target", str(pid), "--net", "--", *argv], stdin=stdin, check=check)
 
 
-def batch(lines: Sequence[str], *, pid: int | None = None) -> None:
-    text = "".join(f"{line}\n" for line in lines)
-    argv = ["ip", "-batch", "-"]
-    if pid is None:
-        run(argv, stdin=text)
-    else:
-        in_net(pid, argv, stdin=text)
+def batch(lines: Sequence[str], *, pid: int) -> None:
+    """ip(8) commands in the network namespace of `pid`."""
+    in_net(pid, ["ip", "-batch", "-"], stdin="".join(f"{line}\n" for line in lines))
 
 
 def used_ranges() -> list[ipaddress.IPv4Network]:
@@ -74,15 +68,17 @@ def free_range(seed: str, used: Sequence[ipaddress.IPv4Network]) -> ipaddress.IP
     raise TestbedError("no free 10.x.y.0/24 between 10.64 and 10.127", remedy="remove routes to 10.0.0.0/8")
 
 
-def make_link(link: str, cidr: str) -> None:
-    """This machine's end of the cable to the switch; the other end waits here until the switch runs."""
-    batch(
-        [
-            f"link add {link} type veth peer name {link}p",
-            f"addr add {cidr} brd + dev {link}",
-            f"link set {link} up",
-        ]
-    )
+def make_link(link: str, cidr: str, *, lock: int) -> None:
+    """This machine's end of the cable to the switch; the other end waits here until the switch runs.
+
+    The `ip` process holds the lock too: if its caller is killed, nobody clears up before it has ended.
+    """
+    lines = [
+        f"link add {link} type veth peer name {link}p",
+        f"addr add {cidr} brd + dev {link}",
+        f"link set {link} up",
+    ]
+    run(["ip", "-batch", "-"], stdin="".join(f"{line}\n" for line in lines), keep_open=[lock])
 
 
 def delete_link(link: str) -> bool:

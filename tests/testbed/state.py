@@ -168,12 +168,12 @@ def write_file(path: Path, text: str, mode: int) -> None:
 
 
 @contextlib.contextmanager
-def global_lock() -> Iterator[None]:
+def global_lock() -> Iterator[int]:
     """Only one testbed of this machine chooses its range, or is cleared away, at a time."""
     descriptor = os.open(GLOBAL_LOCK, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -213,7 +213,7 @@ def claim(place: Place) -> State:
 
     Raises: TestbedError where a living one has the name.
     """
-    with global_lock():
+    with global_lock() as lock:
         known = place.load()
         if known is not None and known.owner is not None and known.owner.is_alive():
             raise TestbedError(
@@ -231,5 +231,5 @@ def claim(place: Place) -> State:
         subnet = net.free_range(place.tag, net.used_ranges())
         state = State(place.name, place.tag, place.link, str(subnet), Owner.me())
         place.save(state)
-        net.make_link(place.link, f"{subnet[1]}/{subnet.prefixlen}")
+        net.make_link(place.link, f"{subnet[1]}/{subnet.prefixlen}", lock=lock)
     return state
