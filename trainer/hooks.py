@@ -1,0 +1,154 @@
+"""Session hooks of the Trainer: broadcast, the agreed sequence of steps, the last checkpoint."""
+
+import logging
+
+from trainer.compat import horovod, tf
+from trainer.ranks import SharedError
+from trainer.spec import plan_steps
+
+logger = logging.getLogger("trainer")
+
+
+class BroadcastHook(tf.train.SessionRunHook):
+    """Gives every rank rank 0's variables, initial or restored, before anything else happens."""
+
+    def __init__(self, more_variables=()):
+        self._more_variables = list(more_variables)
+        self._broadcast = None
+
+    def begin(self):
+        """Build the operation while the graph can still grow."""
+        variables = tf.global_variables() + self._more_variables
+        self._broadcast = horovod().broadcast_variables(variables, root_rank=0)
+
+    def after_create_session(self, session, coord):
+        """Broadcast."""
+        session.run(self._broadcast)
+
+
+class StepHook(tf.train.SessionRunHook):
+    """Starts the input at the right sample, counts steps, reports them, and stops all ranks at the same step.
+
+    It adds to a `run` call only where that call is a training step anyway, so that nothing else ever takes a batch.
+    """
+
+    def __init__(self, spec, ranks, graph, samples, feeds, reporter):
+        """Args:
+        graph: the `TrainingGraph`.
+        samples: what `count_samples` says of the training stream.
+        feeds: feed dict for the iterator's initializer.
+        reporter: a `Reporter` on rank 0, else None.
+        """
+        self._spec = spec
+        self._ranks = ranks
+        self._graph = graph
+        self._samples = samples
+        self._feeds = feeds
+        self._reporter = reporter
+        self._last_step = None
+        self._left_out = 0
+        self._ends_with_data = False
+        self.step = 0
+        self.is_finished = False
+
+    def after_create_session(self, session, coord):
+        """Plan the steps from the state that was initialised or restored."""
+        graph, size = self._graph, self._ranks.size
+        self.step, (position, minibatches, _) = session.run([graph.global_step, graph.state])
+        self.step = int(self.step)
+        plan = plan_steps(
+            self._samples,
+            position,
+            size=size,
+            batch_size=self._spec.batch_size,
+            minibatches_done=minibatches,
+            max_iteration=self._spec.max_iteration,
+        )
+        self._left_out, self._ends_with_data = plan.left_out, plan.ends_with_data
+        self._last_step = None if plan.steps is None else self.step + int(plan.steps)
+        if position == 0 and plan.ends_with_data and plan.steps == 0:
+            raise _too_few(self._samples, size)
+        if self._reporter is not None and self.step:
+            self._reporter.say("restored step %d, %d samples into the training data", self.step, position)
+        if plan.steps == 0:
+            self._finish(coord)
+            return
+        session.run(graph.iterator.initializer, feed_dict=self._feeds)
+        if graph.agree is not None:
+            samples, with_data = (int(number) for number in session.run(graph.agree))
+            if with_data < size:
+                if position == 0:
+                    raise _too_few(samples, size)
+                self._left_out, self._ends_with_data = samples, True
+                self._finish(coord)
+
+    def before_run(self, run_context):
+        """Ask for what a training step yields besides; nothing where the call is none."""
+        fetches = tf.nest.flatten(run_context.original_args.fetches)
+        if not any(fetch is self._graph.train_op for fetch in fetches):
+            return None
+        wanted = {"step": self._graph.step_after, "samples": self._graph.samples_after}
+        if self._graph.agree is not None:
+            wanted["next"] = self._graph.agree
+        if self._reporter is not None and self._reporter.is_due(self.step + 1):
+            wanted["log"] = self._graph.log_tensors
+            wanted["rate"] = self._graph.learning_rate
+        return tf.train.SessionRunArgs(wanted)
+
+    def after_run(self, run_context, run_values):
+        """Count the step; stop where all ranks stop."""
+        results = run_values.results
+        if results is None:
+            return
+        self.step = int(results["step"])
+        if self._reporter is not None:
+            extra = {"learning_rate": results.get("rate")}
+            self._reporter.step_done(
+                self.step, self._last_step, int(results["samples"]), results.get("log"), extra
+            )
+        if "next" in results and results["next"][1] < self._ranks.size:
+            self._left_out, self._ends_with_data = int(results["next"][0]), True
+            self._finish(run_context)
+        elif self._last_step is not None and self.step >= self._last_step:
+            self._finish(run_context)
+
+    def _finish(self, stoppable):
+        self.is_finished = True
+        if self._reporter is not None and self._ends_with_data and self._left_out:
+            self._reporter.say(
+                "%d sample%s of the training data left out: fewer than one for each of %d ranks",
+                self._left_out,
+                "" if self._left_out == 1 else "s",
+                self._ranks.size,
+            )
+        stoppable.request_stop()
+
+
+def _too_few(samples, size):
+    return SharedError(
+        "training_dataset: it has {} sample{} for {} rank{}; expected at least one for each rank: add "
+        "data or start "
+        "fewer ranks".format(samples, "" if samples == 1 else "s", size, "" if size == 1 else "s")
+    )
+
+
+class LastCheckpointHook(tf.train.CheckpointSaverHook):
+    """Also saves when training stops: the session may stay open, or the process may end without closing "
+    "it."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self._last_saved_step = None
+
+    def after_run(self, run_context, run_values):
+        """Save when due, or when this was the last step."""
+        super().after_run(run_context, run_values)
+        if run_context.stop_requested:
+            self.end(run_context.session)
+
+    def end(self, session):
+        """Save the last step once."""
+        step = session.run(tf.train.get_global_step(session.graph))
+        if step != self._last_saved_step:
+            super().end(session)
+            self._last_saved_step = step

@@ -1,0 +1,132 @@
+"""This process among the ranks: start of Horovod, devices, and the end of the whole job when one rank "
+"fails."""
+
+import logging
+import os
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+
+from trainer.compat import horovod, tf
+
+logger = logging.getLogger("trainer")
+
+# Time for the launcher to pass on what a failed rank wrote before it ends the job.
+_FORWARD_S = 0.5
+# Ranks that fail alike leave the word to rank 0, which ends the job; they end on their own if it does not.
+_YIELD_S = 10.0
+
+
+class SharedError(ValueError):
+    """An error that every rank raises alike; rank 0 alone shows it."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The place of this process in the job."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    @property
+    def is_master(self):
+        """Whether this process logs, writes and restores."""
+        return self.rank == 0
+
+
+def start():
+    """Start Horovod and with it MPI; from now on an uncaught exception ends the job on all ranks.
+
+    Raises:
+        RuntimeError: mpirun started several processes that do not see each other.
+    """
+    hvd = horovod()
+    hvd.init()
+    ranks = Ranks(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
+    launched = os.environ.get("OMPI_COMM_WORLD_SIZE")
+    if launched is not None and int(launched) != ranks.size:
+        raise RuntimeError(
+            f"trainer: mpirun started {launched} ranks, but Horovod sees {ranks.size}; expected the same "
+            "number: the mpirun in use and "
+            "the MPI that Horovod was built with differ"
+        )
+    if ranks.size > 1:
+        _end_job_on_exception(ranks)
+    return ranks
+
+
+def _end_job_on_exception(ranks):
+    previous = sys.excepthook
+
+    def end_job(kind, error, trace):
+        if issubclass(kind, KeyboardInterrupt):
+            previous(kind, error, trace)
+        elif not issubclass(kind, SharedError):
+            sys.stdout.flush()
+            text = "".join(traceback.format_exception(kind, error, trace))
+            sys.stderr.write(f"trainer: rank {ranks.rank} of {ranks.size} failed:\n{text}")
+        elif ranks.is_master:
+            sys.stdout.flush()
+            sys.stderr.write(f"trainer: {error}\n")
+        else:
+            time.sleep(_YIELD_S)
+        sys.stderr.flush()
+        time.sleep(_FORWARD_S)
+        # No ordinary exit: it would finalise MPI first, and mpirun takes a finalised rank for a finished one
+        # while the others wait for it in their next allreduce.
+        os._exit(1)
+
+    sys.excepthook = end_job
+
+
+def session_config(ranks):
+    """Make the session's configuration: one GPU per local rank, or a share of the host's cores.
+
+    Raises:
+        SharedError: there are GPUs, but fewer than local ranks.
+    """
+    config = tf.ConfigProto()
+    gpus = len(tf.config.experimental.list_physical_devices("GPU"))
+    if gpus:
+        if ranks.local_size > gpus:
+            raise SharedError(
+                "{} ranks on this host, but {} GPU{} visible; expected at most one rank per GPU: start "
+                "fewer ranks "
+                "here, or hide the GPUs with CUDA_VISIBLE_DEVICES=''".format(
+                    ranks.local_size, gpus, " is" if gpus == 1 else "s are"
+                )
+            )
+        config.gpu_options.allow_growth = True
+        config.gpu_options.visible_device_list = str(ranks.local_rank)
+        return config
+    threads = cpu_threads(ranks.local_size)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    config.intra_op_parallelism_threads = threads
+    # One thread alone could not run the input pipeline's functions beside a training step.
+    config.inter_op_parallelism_threads = max(2, threads)
+    return config
+
+
+def cpu_threads(local_size):
+    """Return the threads for one rank: what the user says in OMP_NUM_THREADS, else its share of the cores."""
+    wish = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if wish.isdigit() and int(wish) > 0:
+        return int(wish)
+    return max(1, len(os.sched_getaffinity(0)) // local_size)
+
+
+def set_up_logging(ranks):
+    """Let rank 0 log; the others keep to warnings unless TRAINER_LOG_RANKS=all."""
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        logger.addHandler(handler)
+        logger.propagate = False
+    talks = ranks.is_master or os.environ.get("TRAINER_LOG_RANKS") == "all"
+    if not talks:
+        logger.setLevel(logging.WARNING)
+    elif logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
