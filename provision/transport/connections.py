@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from provision.cluster import Node
 from provision.sshconfig import SSHSettings, load_ssh_config
 from provision.transport.base import Transport
+from provision.transport.endpoints import Endpoint, endpoint_of, hops_of
 from provision.transport.hostkeys import HostKeys
 from provision.transport.local import LocalTransport
-from provision.transport.opening import Endpoint, endpoint_of, hops_of, open_connection, soon
+from provision.transport.opening import open_connection, soon
 from provision.transport.ssh import SSHTransport
 
 if TYPE_CHECKING:

@@ -75,15 +75,22 @@ class FileTransport(CommandTransport):
 
     def get(self, source: str, dest: Path, *, timeout_s: float) -> None:
         """See `Transport.get`."""
-        dest.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{dest.name}.", dir=dest.parent)
+        try:
+            dest.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(prefix=f".{dest.name}.", dir=dest.parent)
+        except OSError as error:
+            raise UsageError(f"{dest} cannot be written: {error.strerror}") from error
         try:
             with os.fdopen(descriptor, "wb") as stream:
                 digest = hashlib.sha256()
 
                 def keep(data: bytes) -> None:
                     digest.update(data)
-                    stream.write(data)
+                    try:
+                        stream.write(data)
+                        stream.flush()  # a full disk shows here, not when the file is closed
+                    except OSError as error:
+                        raise UsageError(f"{dest} cannot be written: {error.strerror}") from error
 
                 names = ("get", source, str(dest))
                 result = self._script(_GET, [source], None, names, timeout_s, sink=keep)

@@ -132,7 +132,7 @@ class _Run:
         self._lines = {name: Lines() for name in _STREAMS}
         self._kept = {name: Kept() for name in _STREAMS}
         self._open = set(_STREAMS)
-        self._chunks: queue.Queue[tuple[str, bytes]] = queue.Queue(maxsize=64)
+        self._chunks: queue.Queue[tuple[str, bytes]] = queue.Queue(maxsize=32)
         self._status: int | None = None
 
     def start(self) -> None:

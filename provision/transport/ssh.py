@@ -18,6 +18,7 @@ from provision.transport.session import Session
 from provision.transport.supervisor import start_command
 
 MAX_SESSIONS = 8  # at once on one connection; sshd's MaxSessions is 10 by default
+_CHUNK_BYTES = 1 << 18
 
 
 class SSHSession:
@@ -31,7 +32,7 @@ class SSHSession:
 
     def read(self, stream: str) -> bytes:
         receive = self._channel.recv if stream == "stdout" else self._channel.recv_stderr
-        data: bytes = receive(1 << 16)
+        data: bytes = receive(_CHUNK_BYTES)
         return data
 
     def send(self, data: bytes) -> None:
