@@ -45,7 +45,7 @@ main() {
     fi
     [[ $VERSION != 3.7 ]] || x86_64_only
     converge python
-    if [[ $WORD != would-change ]]; then
+    if [[ -n ${PY_PATH:-} && $PY_PROBLEM == ok ]]; then
         log "Python $PY_VERSION: $PY_PATH"
     fi
     emit "$WORD"

@@ -422,17 +422,15 @@ write_file() {
 # and leaves the one word in WORD. The second look is taken with the lock held: another run may have done the work.
 converge() {
     WORD=unchanged
-    if is_current; then
-        if describes_itself; then
-            return 0
-        fi
-    else
-        preconditions
+    if is_current && describes_itself; then
+        return 0
     fi
     WORD=would-change
+    # A check asks what there is to do; what it takes may be brought along only then.
     if is_check; then
         return 0
     fi
+    is_current || preconditions
     WORD=unchanged
     lock "$1"
     if ! is_current; then
