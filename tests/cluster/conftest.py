@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,18 +15,9 @@ from tests.testbed.spec import Nodes
 MakeTestbed = Callable[..., Testbed]
 
 
-def _missing(kinds: frozenset[str]) -> list[str]:
-    return preconditions.problems(
-        kinds,
-        uid=os.geteuid(),
-        path=os.environ.get("PATH", ""),
-        filesystems=Path("/proc/filesystems").read_text(),
-    )
-
-
-def _require(kinds: frozenset[str]) -> None:
+def require_hosts(kinds: frozenset[str]) -> None:
     """Skips, with the reason, where no hosts can be made; under CI that is a failure."""
-    missing = _missing(kinds)
+    missing = preconditions.problems_here(kinds)
     if not missing:
         return
     reason = "no hosts can be made here: " + "; and ".join(missing)
@@ -46,7 +36,7 @@ def make_testbed() -> Iterator[MakeTestbed]:
     numbers = itertools.count(1)
 
     def make(nodes: Nodes, **options: Any) -> Testbed:
-        _require(frozenset({options.get("kind", "clone")}))
+        require_hosts(frozenset({options.get("kind", "clone")}))
         bed = Testbed(nodes, **{"name": f"test-{os.getpid()}-{next(numbers)}", **options})
         made.append(bed)
         return bed.up()

@@ -140,9 +140,10 @@ def _build(root: Path, lock: int) -> None:
     unfinished = root.with_name(root.name + ".unfinished")
     log = root.with_name(root.name + ".log")
     subprocess.run(["rm", "-rf", "--one-file-system", "--", str(unfinished)], check=True)
-    # In namespaces of its own: what debootstrap mounts goes with it, also when it is killed. It holds the lock
-    # as well: if only its caller is killed, the next one waits instead of building into the same directory.
-    argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--", "debootstrap"]
+    # In namespaces of its own: what debootstrap mounts goes with it. It dies with its caller, and holds the lock
+    # until then, so that the next caller never builds into a directory that is still written to.
+    argv = ["setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
+    argv += ["--mount-proc", "--", "debootstrap"]
     argv += [f"--variant={VARIANT}", f"--include={','.join(PACKAGES)}"]
     argv += [f"--keyring={source.signed_by}"] if source.signed_by else []
     argv += [source.suite, str(unfinished), source.uri]

@@ -28,8 +28,7 @@ def problems(kinds: frozenset[str], *, uid: int, path: str, filesystems: str) ->
     if uid != 0:
         found.append(f"it is run by uid {uid}, and mounting and namespaces need root")
     wanted: Mapping[str, str] = {**TOOLS, **(BARE_TOOLS if "bare" in kinds else {})}
-    search = os.pathsep.join((path, *SBIN))
-    missing = {tool: package for tool, package in wanted.items() if shutil.which(tool, path=search) is None}
+    missing = {tool: package for tool, package in wanted.items() if shutil.which(tool, path=path) is None}
     if missing:
         packages = " ".join(sorted(set(missing.values())))
         found.append(f"{', '.join(sorted(missing))} not found; install: apt-get install {packages}")
@@ -38,14 +37,16 @@ def problems(kinds: frozenset[str], *, uid: int, path: str, filesystems: str) ->
     return found
 
 
+def problems_here(kinds: frozenset[str]) -> list[str]:
+    """`problems` of this process on this machine."""
+    path = os.pathsep.join((os.environ.get("PATH", ""), *SBIN))
+    filesystems = Path("/proc/filesystems").read_text()
+    return problems(kinds, uid=os.geteuid(), path=path, filesystems=filesystems)
+
+
 def check(kinds: frozenset[str]) -> None:
     """Raises: PreconditionError with everything that is missing."""
-    found = problems(
-        kinds,
-        uid=os.geteuid(),
-        path=os.environ.get("PATH", ""),
-        filesystems=Path("/proc/filesystems").read_text(),
-    )
+    found = problems_here(kinds)
     if found:
         raise PreconditionError("a testbed cannot be made here: " + "; and ".join(found))
     # pip and cron give a PATH without sbin; everything started from here on needs it.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from provision.errors import PreconditionError
+from tests.cluster.conftest import require_hosts
 from tests.testbed import bare, files, net, preconditions
 from tests.testbed.spec import Bind, Interface, NodeSpec, node_specs
 
@@ -104,8 +105,7 @@ def test_missing_preconditions_are_named(uid: int, path: str, filesystems: str, 
     assert all(part in text for part, text in zip(expected, others))
 
 
-def test_missing_tools_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preconditions, "SBIN", ())
+def test_missing_tools_are_named_with_their_packages() -> None:
     found = preconditions.problems(frozenset({"bare"}), uid=0, path="/nonexistent", filesystems="overlay")
     assert len(found) == 1
     for word in ("sshd", "openssh-server", "nsenter", "util-linux", "nft", "nftables", "debootstrap"):
@@ -150,3 +150,13 @@ def test_cut_rules(port: int | None, peers: list[str], expected: list[str]) -> N
     text = net.cut_rules(port, peers)
     assert text.count("chain ") == len(expected)
     assert all(part in text for part in expected)
+
+
+def test_ci_fails_where_others_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="need root"):
+        require_hosts(frozenset({"clone"}))
+    monkeypatch.setenv("CI", "1")
+    with pytest.raises(pytest.fail.Exception, match="need root"):
+        require_hosts(frozenset({"clone"}))
