@@ -89,7 +89,9 @@ class CommandFailed(NodeError):
         remedy: str | None = None,
     ) -> None:
         tail = "\n".join((stderr or stdout).rstrip().splitlines()[-10:])
-        shown = " ".join(argv[:6]) + (" …" if len(argv) > 6 else "")
+        shown = " ".join(" ".join(argv[:6]).split())
+        if len(argv) > 6 or len(shown) > 160:
+            shown = f"{shown[:160]} …"
         text = f"`{shown}` exited {status}, expected 0"
         super().__init__(node, f"{text}\n{tail}" if tail else text, remedy=remedy)
         self.argv = tuple(argv)

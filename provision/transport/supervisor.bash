@@ -34,9 +34,10 @@ set -m # gives the command a process group of its own, numbered by its process i
   for pair in ${environment[@]+"${environment[@]}"}; do export "${pair?}"; done
   # A leading $HOME or ~ is this node's home. At SHLVL 1 and below bash would read ~/.bashrc again.
   SHLVL=2
+  cd -- "${HOME:-/}" 2>/dev/null || cd /
   # shellcheck disable=SC2016,SC2088
   case $cwd in
-    '') cd -- "${HOME:-/}" 2>/dev/null || cd / ;;
+    '') ;;
     '$HOME' | '~') cd -- "$HOME" || exit 1 ;;
     '$HOME/'*) cd -- "$HOME/${cwd#'$HOME/'}" || exit 1 ;;
     '~/'*) cd -- "$HOME/${cwd#'~/'}" || exit 1 ;;
