@@ -39,6 +39,11 @@ main() {
     # shellcheck source=/dev/null
     source "$prefix/env.sh"
     set -u
+    # mpirun passes the head's prefix on. Where it differs from OPAL_PREFIX, MPI_Init of 4.1 hangs: it wants to say so
+    # while it holds the lock that saying so needs.
+    if [[ -n ${PMIX_INSTALL_PREFIX:-} ]]; then
+        export PMIX_INSTALL_PREFIX=$OPAL_PREFIX
+    fi
     python=$prefix/stacks/$stack/bin/python
     [[ -x $python ]] || fail "$EXIT_MISSING" "the $stack stack is missing ($python); run \`fab provision\`"
     if [[ $project == - ]]; then
