@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -50,8 +49,8 @@ class CommandTransport:
         for session in sessions:
             session.close()
 
-    def _start(self, marker: str, timeout_s: float) -> Session:
-        """Opens a session that runs `supervisor.start_argv(marker)`, within `timeout_s`."""
+    def _start(self, marker: str, timeout_s: float, *, urgent: bool) -> Session:
+        """Opens a session that runs `supervisor.start_argv(marker)`, within `timeout_s`; not in a queue if urgent."""
         raise TypeError(f"{type(self).__name__} opens no sessions")
 
     def _execute(
@@ -65,6 +64,7 @@ class CommandTransport:
         on_line: OnLine | None = None,
         sink: Callable[[bytes], None] | None = None,
         names: tuple[str, ...] | None = None,
+        urgent: bool = False,
     ) -> Result:
         """`names` stand for argv in results and messages."""
         command = Command(
@@ -79,7 +79,7 @@ class CommandTransport:
         started: list[Session] = []
 
         def start(marker: str) -> Session:
-            session = self._start(marker, timeout_s)
+            session = self._start(marker, timeout_s, urgent=urgent)
             started.append(session)
             with self._running_lock:
                 self._running.add(session)
@@ -91,9 +91,11 @@ class CommandTransport:
             with self._running_lock:
                 self._running.difference_update(started)
 
-    def _end_remotely(self, pid: str) -> None:
+    def _end_remotely(self, pid: str) -> bool:
         if not pid.isdigit():
-            return
+            return False
         argv = ["sh", "-c", 'kill -TERM "$1"', "kill", pid]
-        with contextlib.suppress(RingmasterError):
-            self._execute(argv, timeout_s=5.0)
+        try:
+            return self._execute(argv, timeout_s=3.0, urgent=True).status == 0
+        except RingmasterError:
+            return False

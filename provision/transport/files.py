@@ -160,8 +160,9 @@ class FileTransport(CommandTransport):
         argv = ["bash", "--norc", "-c", script, names[0], *arguments]
         result = self._execute(argv, given=given, timeout_s=timeout_s, sink=sink, names=names)
         if result.status != 0:
-            full = "No space left" in result.stderr or "quota exceeded" in result.stderr
-            remedy = "free some space there; nothing was changed" if full else None
+            # tar says it in its own way: "Wrote only 4608 of 10240 bytes".
+            full = any(part in result.stderr for part in ("No space left", "quota exceeded", "Wrote only"))
+            remedy = "free some space there and run the task again" if full else None
             raise CommandFailed(
                 self.node.name, names, result.status, result.stdout, result.stderr, remedy=remedy
             )

@@ -112,7 +112,7 @@ class LocalTransport(FileTransport):
         in_venv = sys.prefix != sys.base_prefix
         self._env = local_environment(os.environ, python_bin=Path(sys.prefix, "bin") if in_venv else None)
 
-    def _start(self, marker: str, timeout_s: float) -> Session:
+    def _start(self, marker: str, timeout_s: float, *, urgent: bool) -> Session:
         try:
             return LocalSession(start_argv(marker), self._env)
         except FileNotFoundError as error:

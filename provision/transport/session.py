@@ -75,11 +75,12 @@ def new_marker() -> str:
 
 
 def execute(
-    start: Callable[[str], Session], command: Command, *, end_remotely: Callable[[str], None]
+    start: Callable[[str], Session], command: Command, *, end_remotely: Callable[[str], bool]
 ) -> Result:
     """Runs `command` in the session made by `start(marker)`; DeadlineExceeded, NodeUnreachable.
 
-    `end_remotely(pid)` is asked to end the supervisor by another way, should it not see the end of its input.
+    `end_remotely(pid)` is asked to end the supervisor by another way, should it not see the end of its input;
+    it says whether it could.
     """
     begun = time.monotonic()
     marker = new_marker()
@@ -92,8 +93,8 @@ def execute(
             run.stop.set()
             session.end_input()
             # The group gets TERM now and KILL after its grace; wait for that, so that nothing is left behind.
-            if not run.drain(time.monotonic() + GRACE_S + 2, quiet=True) and run.supervisor_pid:
-                end_remotely(run.supervisor_pid)
+            gone = not run.ready.is_set() or run.drain(time.monotonic() + GRACE_S + 2, quiet=True)
+            if not gone and end_remotely(run.supervisor_pid):
                 run.drain(time.monotonic() + GRACE_S + 2, quiet=True)
             raise _deadline(command, run)
         return run.result(time.monotonic() - begun)
