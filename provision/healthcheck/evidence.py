@@ -46,7 +46,8 @@ class Evidence:
     hello: MpiRun | None = None
     allreduce: MpiRun | None = None
     lock: Mapping[str, str] = field(default_factory=dict)  # package -> version
-    failed: Mapping[str, str] = field(default_factory=dict)  # check id -> why nobody could ask
+    unasked: Mapping[str, str] = field(default_factory=dict)  # node -> why the launcher could not ask it
+    failed: Mapping[str, str] = field(default_factory=dict)  # id of an MPI check -> why it was not run
 
     @property
     def expected_mpi(self) -> str | None:

@@ -19,16 +19,15 @@ def reach(evidence: Evidence, name: str) -> Finding:
     error = evidence.unreachable.get(name)
     if error is None:
         return Finding(OK, "answers")
-    return Finding(FAILED, error.message, error.remedy or f"ssh -v {evidence.cluster.node(name).host} true")
+    return Finding(
+        FAILED,
+        error.message.removeprefix(f"{name}: "),
+        error.remedy or f"ssh -v {evidence.cluster.node(name).host} true",
+    )
 
 
 def login_noise(evidence: Evidence, name: str) -> Finding:
-    look = evidence.looks.get(name)
-    if look is None:
-        return Finding(
-            WARNING, "did not answer a second time", f"ssh {evidence.cluster.node(name).host} date"
-        )
-    lines = look.noise.strip().splitlines()
+    lines = evidence.looks[name].noise.strip().splitlines()
     if not lines:
         return Finding(OK, "login files print nothing")
     return Finding(
@@ -39,9 +38,7 @@ def login_noise(evidence: Evidence, name: str) -> Finding:
 
 
 def clock(evidence: Evidence, name: str) -> Finding:
-    look = evidence.looks.get(name)
-    if look is None:
-        return Finding(WARNING, "its clock could not be read", f"ssh {evidence.cluster.node(name).host} date")
+    look = evidence.looks[name]
     offset = abs(look.clock_offset_s)
     if offset - look.clock_error_s > CLOCK_LIMIT_S:
         which = "ahead" if look.clock_offset_s > 0 else "behind"
@@ -155,7 +152,9 @@ def ssh_mesh(evidence: Evidence, name: str) -> Finding:
     answer = evidence.answers.get(name)
     assert evidence.launcher is not None
     if answer is None:
-        return Finding(FAILED, evidence.failed.get("ssh-mesh", "was not asked"), PROVISION)
+        return Finding(
+            FAILED, evidence.unasked.get(name, "was not asked").removeprefix(f"{name}: "), PROVISION
+        )
     if answer.status == 0:
         return Finding(OK, "reached over mpirun's own path")
     last = " | ".join(answer.text.splitlines()[-2:])

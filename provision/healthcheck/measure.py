@@ -50,8 +50,12 @@ def measure(
         deadline_s=LOOK_TIMEOUT_S + 5,
         what="look at the clock",
     )
+    # It answered once and does not now: that is all that can be said of such a node.
+    lost.update({name: outcome.error for name, outcome in outcomes.items() if outcome.error is not None})
+    facts = {name: own for name, own in facts.items() if name not in lost}
     looks = {name: outcome.value for name, outcome in outcomes.items() if outcome.value is not None}
-    evidence = dataclasses.replace(evidence, looks=looks)
+    evidence = dataclasses.replace(evidence, facts=facts, unreachable=lost, looks=looks)
+    reached = [node for node in reached if node.name in facts]
     ready = [resolved(node, facts[node.name]) for node in reached if facts[node.name].openmpi is not None]
     if not ready:
         return evidence
@@ -61,16 +65,19 @@ def measure(
         deadline_s=HELPERS_TIMEOUT_S,
         what="copy the helpers",
     )
-    ready = [node for node in ready if helped[node.name].ok]
+    unhelped = {name: str(outcome.error) for name, outcome in helped.items() if outcome.error is not None}
+    evidence = dataclasses.replace(evidence, unasked=unhelped)
+    ready = [node for node in ready if node.name not in unhelped]
     if not ready:
-        why = next(str(outcome.error) for outcome in helped.values() if outcome.error)
-        return dataclasses.replace(evidence, failed={"ssh-mesh": why, "mpi-hello": why})
+        why = next(iter(unhelped.values()))
+        return dataclasses.replace(evidence, failed={"mpi-hello": why})
     sub = dataclasses.replace(cluster, nodes=tuple(ready))
     evidence = dataclasses.replace(evidence, launcher=sub.head)
     try:
         answers = preflight.ask(sub, connections.to(sub.head), ready)
     except RingmasterError as error:
-        return dataclasses.replace(evidence, failed={"ssh-mesh": str(error), "mpi-hello": str(error)})
+        unasked = {**unhelped, **dict.fromkeys(sub.names, str(error))}
+        return dataclasses.replace(evidence, unasked=unasked, failed={"mpi-hello": str(error)})
     evidence = dataclasses.replace(evidence, answers=answers)
     return run_mpi(evidence, sub, connections)
 

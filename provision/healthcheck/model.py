@@ -107,12 +107,23 @@ class Report:
 
 
 def report_rows(report: Report) -> list[tuple[str, str, str, str]]:
-    """(check, hosts, state, text), with hosts of equal findings folded."""
+    """(check, hosts, state, text): hosts of equal findings are folded, and what was not checked comes last."""
     rows = []
+    skipped: dict[str, list[Row]] = {}
     for check in dict.fromkeys(row.check for row in report.rows):
         mine = [row for row in report.rows if row.check == check]
-        for subjects, finding in _folded(mine):
+        for subjects, finding in _folded([row for row in mine if row.state != NOT_CHECKED]):
             rows.append((check, subjects, finding.state, finding.text))
+        for row in mine:
+            if row.state == NOT_CHECKED:
+                skipped.setdefault(row.finding.text, []).append(row)
+    for text, without in skipped.items():
+        checks = list(dict.fromkeys(row.check for row in without))
+        hosts = fold(dict.fromkeys(row.node or row.subject for row in without))
+        if len(checks) == 1:
+            rows.append((checks[0], hosts, NOT_CHECKED, text))
+        else:
+            rows.append((f"{len(checks)} checks", hosts, NOT_CHECKED, f"{text}: {', '.join(checks)}"))
     return rows
 
 
