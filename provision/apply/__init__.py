@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from provision import network, paths, staging
-from provision.apply.mesh import step_ssh_mesh
+from provision.apply.mesh import cluster_id, step_ssh_mesh
 from provision.apply.openmpi import step_openmpi
 from provision.apply.run import Given, Run, StepRow
 from provision.apply.stack import step_python, step_runtime
@@ -96,7 +95,7 @@ def provision(
     logs.mkdir(parents=True, exist_ok=True)
     ready = dataclasses.replace(
         resolve_nodes(cluster, usable),
-        id=cluster.id or secrets.token_hex(4),
+        id=cluster_id(state_dir),
         stack=options.stack,
         mpi={"from": options.mpi.kind, "version": options.mpi.version},
     )

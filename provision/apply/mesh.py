@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ def step_ssh_mesh(run: Run, state_dir: Path) -> None:
     if not nodes:
         return
     single = len(run.plan.node_names) == 1
-    private, public = cluster_key(state_dir, run.cluster.id or "")
+    private, public = cluster_key(state_dir)
     with tempfile.TemporaryDirectory() as folder:
         stage = Path(folder)
         (stage / "peers.tsv").write_text(peers_text(run.cluster, run.facts), encoding="utf-8")
@@ -58,7 +59,13 @@ def step_ssh_mesh(run: Run, state_dir: Path) -> None:
     )
 
 
-def cluster_key(state_dir: Path, cluster_id: str) -> tuple[Path, Path]:
+def cluster_id(state_dir: Path) -> str:
+    """Eight characters that mark what belongs to this cluster on the nodes; they come from its key."""
+    _, public = cluster_key(state_dir)
+    return hashlib.sha256(public.read_bytes().split()[1]).hexdigest()[:8]
+
+
+def cluster_key(state_dir: Path) -> tuple[Path, Path]:
     """The key pair for node-to-node SSH, made once per cluster; the user's own keys never leave this machine."""
     private = state_dir / "id_ed25519"
     public = state_dir / "id_ed25519.pub"
@@ -69,7 +76,7 @@ def cluster_key(state_dir: Path, cluster_id: str) -> tuple[Path, Path]:
                 "ssh-keygen is missing on this machine", remedy="type as root: apt-get install openssh-client"
             )
         with tempfile.TemporaryDirectory(dir=state_dir) as stage:
-            argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"ringmaster-{cluster_id}"]
+            argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ringmaster"]
             subprocess.run([*argv, "-f", f"{stage}/key"], check=True, timeout=60, stdin=subprocess.DEVNULL)
             os.replace(f"{stage}/key.pub", public)
             os.replace(f"{stage}/key", private)
