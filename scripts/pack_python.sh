@@ -25,7 +25,7 @@ main() {
     fi
     rm_start
     ((${#OPT_REST[@]} == 2)) || usage_error "expected two arguments: PYTHON and OUT.tar.gz"
-    local python=${OPT_REST[0]} out=${OPT_REST[1]} version=${OPT[version]:-3.7} base members=() member linked
+    local python=${OPT_REST[0]} out=${OPT_REST[1]} version=${OPT[version]:-3.7} base members=() programs=() member linked
     [[ -x $python ]] || usage_error "'$python' is not an executable file"
     need tar gzip ldd
     judge_python "$python" "$version"
@@ -38,20 +38,32 @@ main() {
         awk -v base="$base/" '$2 == "=>" && index($3, base) != 1 && $1 !~ /^lib(c|m|dl|pthread|util|rt|gcc_s|stdc\+\+|crypt)\.so/ { print $1 }' |
         sort -u | tr '\n' ' ')
     log "$PY_PATH uses these libraries of this machine: ${linked:-none}"
+    mkdir -p "$(dirname "$out")"
+    [[ $out == /* ]] || out=$PWD/$out
     cd "$base"
-    for member in bin/"python$version" bin/"python${version}m" bin/python3 include/"python$version"* lib/"python$version" \
-        lib/"libpython$version"*.so*; do
+    for member in bin/python3 include/"python$version"* lib/"python$version" lib/"libpython$version"*.so*; do
         [[ ! -e $member ]] || members+=("$member")
     done
-    mkdir -p "$(dirname "$out")"
-    [[ $out == /* ]] || out=$OLDPWD/$out
-    # A name and no more is a relative path; a signal may leave the temporary file, which the next run overwrites.
-    tar -cf - --owner=0 --group=0 --transform 's,^,python/,' \
+    for member in bin/"python$version" bin/"python${version}m"; do
+        [[ ! -e $member ]] || programs+=("$member")
+    done
+    PATCHED=$(mktemp -d "$out.XXXXXXXX")
+    trap 'rm -rf -- "$PATCHED"; _on_exit' EXIT
+    cp -L --parents "${programs[@]}" "$PATCHED"
+    if [[ -n $(find lib -maxdepth 1 -name "libpython$version*.so*" -print -quit) ]]; then
+        # Built with --enable-shared: the program looks for its library where it was installed, by absolute path.
+        need patchelf
+        for member in "${programs[@]}"; do
+            # shellcheck disable=SC2016  # the dynamic linker's own word
+            patchelf --set-rpath '$ORIGIN/../lib' "$PATCHED/$member"
+        done
+    fi
+    tar -cf - --owner=0 --group=0 --transform 's,^,python/,S' \
         --exclude=__pycache__ --exclude='*.a' --exclude="lib/python$version/test" --exclude="lib/python$version/idlelib" \
         --exclude="lib/python$version/site-packages" --exclude="lib/python$version/lib2to3/tests" \
         --exclude="lib/python$version/*/test" --exclude="lib/python$version/turtledemo" --exclude="lib/python$version/ensurepip" \
-        "${members[@]}" | gzip -c >"$out.part"
-    mv -T "$out.part" "$out"
+        "${members[@]}" -C "$PATCHED" "${programs[@]}" | gzip -c >"$PATCHED/out"
+    mv -T "$PATCHED/out" "$out"
     log "packed Python $PY_VERSION from $base into $out ($(($(stat -c %s "$out") / 1048576)) MiB)"
     emit changed
 }
