@@ -11,6 +11,9 @@ from trainer.spec import INFINITE, UNKNOWN
 # written to disk with every checkpoint.
 _FED_ARRAYS = weakref.WeakKeyDictionary()
 
+# An absolute name scope: nothing of the user's is named like this.
+_ORDER_SCOPE = "trainer_order/"
+
 _SAME_COUNT = {
     "CacheDataset",
     "CacheDatasetV2",
@@ -228,28 +231,30 @@ def share_order(dataset, base_seed):
     for op in upstream_ops(dataset):
         names = [argument.name for argument in op.op_def.input_arg]
         if "seed" in names and "seed2" in names and len(names) == len(op.inputs):
-            seeded.append((op, names.index("seed"), names.index("seed2")))
+            first, second = names.index("seed"), names.index("seed2")
+            # The training and the validation set may share a shuffle, which then is done already.
+            if not op.inputs[first].op.name.startswith(_ORDER_SCOPE):
+                seeded.append((op, first, second))
     if not seeded:
         return None
-    own = [[_constant(op.inputs[first]), _constant(op.inputs[second])] for op, first, second in seeded]
-    fixed = [index for index, pair in enumerate(own) if None not in pair]
-    seeds = tf.Variable(
-        [pair if None not in pair else [0, 0] for pair in own],
-        dtype=tf.int64,
-        trainable=False,
-        use_resource=True,
-        collections=[tf.GraphKeys.LOCAL_VARIABLES],
-        name="trainer/shuffle_seeds",
-    )
-    values = seeds.read_value()
-    for index in fixed:
-        op, first, second = seeded[index]
-        pair = values[index]
-        unseeded = tf.reduce_all(tf.equal(pair, 0))
-        drawn = tf.stack([base_seed, tf.constant(index + 1, tf.int64)])
-        pair = tf.where(unseeded, drawn, pair)
-        replace_input(op, first, pair[0])
-        replace_input(op, second, pair[1])
+    with tf.name_scope(_ORDER_SCOPE):
+        own = [
+            tf.cast(tf.stack([op.inputs[first], op.inputs[second]]), tf.int64) for op, first, second in seeded
+        ]
+        seeds = tf.Variable(
+            tf.stack(own),
+            dtype=tf.int64,
+            trainable=False,
+            use_resource=True,
+            collections=[tf.GraphKeys.LOCAL_VARIABLES],
+        )
+        given = seeds.read_value()
+        for index, (op, first, second) in enumerate(seeded):
+            # Two zeros are what TensorFlow makes of no seed at all.
+            is_unseeded = tf.reduce_all(tf.equal(given[index], 0))
+            pair = tf.where(is_unseeded, tf.stack([base_seed, index + 1]), given[index])
+            replace_input(op, first, pair[0])
+            replace_input(op, second, pair[1])
     return seeds
 
 

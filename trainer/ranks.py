@@ -49,22 +49,34 @@ def start():
     launched = os.environ.get("OMPI_COMM_WORLD_SIZE")
     if launched is not None and int(launched) != ranks.size:
         raise RuntimeError(
-            f"trainer: mpirun started {launched} ranks, but Horovod sees {ranks.size}; expected the same "
-            "number: the mpirun in use and "
-            "the MPI that Horovod was built with differ"
+            f"trainer: mpirun started {launched} ranks, but Horovod sees {ranks.size}; expected the same number: "
+            "the mpirun in use and the MPI that Horovod was built with differ"
         )
-    if ranks.size > 1:
-        _end_job_on_exception(ranks)
+    if not isinstance(sys.excepthook, _EndJob):
+        sys.excepthook = _EndJob(ranks, sys.excepthook)
     return ranks
 
 
-def _end_job_on_exception(ranks):
-    previous = sys.excepthook
+def has_failed():
+    """Say whether an uncaught exception is ending this process."""
+    return isinstance(sys.excepthook, _EndJob) and sys.excepthook.has_failed
 
-    def end_job(kind, error, trace):
-        if issubclass(kind, KeyboardInterrupt):
-            previous(kind, error, trace)
-        elif not issubclass(kind, SharedError):
+
+class _EndJob:
+    """An excepthook that shows the traceback and then ends the whole job."""
+
+    def __init__(self, ranks, previous):
+        self._ranks = ranks
+        self._previous = previous
+        self.has_failed = False
+
+    def __call__(self, kind, error, trace):
+        ranks = self._ranks
+        self.has_failed = True
+        if ranks.size == 1 or issubclass(kind, KeyboardInterrupt):
+            self._previous(kind, error, trace)
+            return
+        if not issubclass(kind, SharedError):
             sys.stdout.flush()
             text = "".join(traceback.format_exception(kind, error, trace))
             sys.stderr.write(f"trainer: rank {ranks.rank} of {ranks.size} failed:\n{text}")
@@ -79,27 +91,27 @@ def _end_job_on_exception(ranks):
         # while the others wait for it in their next allreduce.
         os._exit(1)
 
-    sys.excepthook = end_job
+
+def visible_gpus():
+    """Return the number of GPUs that TensorFlow sees; occupies none of them."""
+    return len(tf.config.experimental.list_physical_devices("GPU"))
 
 
-def session_config(ranks):
-    """Make the session's configuration: one GPU per local rank, or a share of the host's cores.
+def session_config(ranks, gpus):
+    """Make the session's configuration: one of `gpus` GPUs per local rank, or a share of the host's cores.
 
     Raises:
         SharedError: there are GPUs, but fewer than local ranks.
     """
     config = tf.ConfigProto()
-    gpus = len(tf.config.experimental.list_physical_devices("GPU"))
     if gpus:
         if ranks.local_size > gpus:
             raise SharedError(
-                "{} ranks on this host, but {} GPU{} visible; expected at most one rank per GPU: start "
-                "fewer ranks "
-                "here, or hide the GPUs with CUDA_VISIBLE_DEVICES=''".format(
-                    ranks.local_size, gpus, " is" if gpus == 1 else "s are"
-                )
+                f"{ranks.local_size} ranks on this host for {gpus} visible GPU{'' if gpus == 1 else 's'}; expected at "
+                "most one rank per GPU: start fewer ranks here, or hide the GPUs with CUDA_VISIBLE_DEVICES=''"
             )
         config.gpu_options.allow_growth = True
+        # Only where there is a GPU: naming one on a host without any aborts the process.
         config.gpu_options.visible_device_list = str(ranks.local_rank)
         return config
     threads = cpu_threads(ranks.local_size)

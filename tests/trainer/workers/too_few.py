@@ -1,0 +1,15 @@
+"""Two samples; reports only if a Trainer accepts them."""
+
+import sys
+
+import tensorflow as tf
+from tools import Recorder, numbered, report
+
+import trainer
+
+dataset = trainer.data.from_arrays(*numbered(2))
+if sys.argv[1] == "filtered":
+    dataset = dataset.filter(lambda x, y: y >= 0)
+job = trainer.Trainer(dataset, Recorder().build, tf.train.GradientDescentOptimizer, {"learning_rate": 0.1})
+job.train_to_end()
+report(steps=job.global_step)

@@ -1,0 +1,178 @@
+"""The training graph: input, the user's network, averaged gradients, and the state a restart needs."""
+
+import random
+from dataclasses import dataclass
+from typing import Any, Dict, Optional, Tuple
+
+import numpy as np
+
+from trainer import data
+from trainer.compat import horovod, tf
+from trainer.results import training_result
+from trainer.spec import INFINITE, UNKNOWN, warmup_step_count
+
+
+@dataclass(frozen=True)
+class TrainingGraph:
+    """What the hooks run and the Trainer hands out."""
+
+    network: Any
+    iterator: Any
+    train_op: Any
+    global_step: Any
+    # int64 variable: samples used, mini-batches made (both over all ranks), seed of the data's order.
+    state: Any
+    # The first two once the train op is done, and the global step likewise.
+    step_after: Any
+    samples_after: Any
+    # [samples, ranks with samples] of the next step over all ranks; None where it is known beforehand.
+    agree: Optional[Any]
+    learning_rate: Any
+    log_tensors: Dict[str, Any]
+    # Local variables to broadcast before the input starts.
+    shuffle_seeds: Tuple[Any, ...]
+
+
+def build_training_graph(spec, ranks, samples):
+    """Build everything that one training step on this rank needs, the same on all ranks.
+
+    Args:
+        spec: a `TrainSpec`.
+        ranks: a `Ranks`.
+        samples: what `data.count_samples` says of the training dataset.
+
+    Returns:
+        A TrainingGraph.
+
+    Raises:
+        TypeError, ValueError: `build_training_func` or `optimizer` made something unexpected.
+    """
+    state = _state_variable(spec)
+    held = state.read_value()
+    datasets = (spec.training_dataset, spec.validation_dataset)
+    seeds = [data.share_order(dataset, held[2]) for dataset in datasets if dataset is not None]
+    lookahead = samples == UNKNOWN
+    batches = data.training_batches(
+        spec.training_dataset,
+        size=ranks.size,
+        rank=ranks.rank,
+        batch_size=spec.batch_size,
+        position=held[0],
+        prefetch=spec.prefetch_batches,
+        lookahead=lookahead,
+    )
+    iterator = tf.data.make_initializable_iterator(batches)
+    batch = iterator.get_next()
+    (x, y), next_count = batch if lookahead else (batch, None)
+    network, loss, log_tensors = training_result(spec.build_training_func(x, y))
+    updates = _updates_of(network)
+
+    global_step = tf.train.get_or_create_global_step()
+    learning_rate = _learning_rate(spec, ranks.size, global_step)
+    optimizer = _optimizer(spec, ranks.size, learning_rate)
+
+    mine = tf.shape(tf.nest.flatten(x)[0], out_type=tf.int64)[0]
+    total, agree = _step_total(samples, spec.batch_size, ranks.size, held[0], next_count)
+    if ranks.size > 1 and samples != INFINITE:
+        # Ranks with fewer samples in the last step weigh less: the average is that over all its samples.
+        weight = tf.cast(mine * ranks.size, tf.float64) / tf.cast(total, tf.float64)
+        loss = loss * tf.cast(weight, loss.dtype)
+    step_op = optimizer.minimize(loss, global_step=global_step)
+    with tf.control_dependencies([held]):
+        state_op = state.assign_add(
+            tf.stack([total, tf.constant(ranks.size, tf.int64), tf.constant(0, tf.int64)])
+        )
+    train_op = tf.group(step_op, state_op, *updates, name="trainer/train")
+    with tf.control_dependencies([train_op]):
+        step_after = tf.identity(global_step.read_value())
+        samples_after = state.read_value()[0]
+    return TrainingGraph(
+        network=network,
+        iterator=iterator,
+        train_op=train_op,
+        global_step=global_step,
+        state=state,
+        step_after=step_after,
+        samples_after=samples_after,
+        agree=agree,
+        learning_rate=learning_rate,
+        log_tensors=log_tensors,
+        shuffle_seeds=tuple(variable for variable in seeds if variable is not None),
+    )
+
+
+def _state_variable(spec):
+    """Make the variable that goes into every checkpoint beside the weights, and from rank 0 to all ranks."""
+    seed = random.SystemRandom().randrange(1, 2**31) if spec.seed is None else spec.seed + 1
+    start = np.array([0, 0, seed], np.int64)
+    return tf.Variable(start, trainable=False, use_resource=True, name="trainer/state")
+
+
+def _updates_of(network):
+    """Return the update operations of the training network, such as those of batch normalisation."""
+    updates = list(tf.get_collection(tf.GraphKeys.UPDATE_OPS))
+    if isinstance(network, tf.keras.layers.Layer):
+        # Keras layers keep their updates to themselves.
+        updates.extend(update for update in network.updates if update not in updates)
+    return updates
+
+
+def _learning_rate(spec, size, global_step):
+    """Return the scaled learning rate as a tensor, rising from that of one rank during the warm-up."""
+    rate = spec.optimizer_args["learning_rate"]
+    if spec.scaling_learning_rate:
+        rate = rate * size
+    warmup_steps = warmup_step_count(spec, data.samples_per_epoch(spec.training_dataset), size)
+    if not warmup_steps or size == 1:
+        return rate if tf.is_tensor(rate) else tf.constant(rate, tf.float32, name="trainer/learning_rate")
+    done = tf.minimum(1.0, tf.cast(global_step, tf.float32) / float(warmup_steps))
+    return rate * (1.0 / size + (1.0 - 1.0 / size) * done)
+
+
+def _optimizer(spec, size, learning_rate):
+    optimizer = spec.optimizer(**dict(spec.optimizer_args, learning_rate=learning_rate))
+    if not isinstance(optimizer, tf.train.Optimizer):
+        raise TypeError(
+            f"optimizer: {spec.optimizer!r} made a {type(optimizer).__name__}, expected a tf.train.Optimizer"
+        )
+    if size == 1:
+        return optimizer
+    hvd = horovod()
+    fp16 = spec.gradient_compression == "fp16"
+    return hvd.DistributedOptimizer(
+        optimizer, compression=hvd.Compression.fp16 if fp16 else hvd.Compression.none
+    )
+
+
+def _step_total(samples, batch_size, size, position, next_count):
+    """Build the number of samples of this step over all ranks, and the same of the next step.
+
+    Args:
+        position: int64 scalar tensor, samples used before this step.
+        next_count: int64 scalar tensor, samples of this rank in the next step; None where `samples` is known.
+
+    Returns:
+        (total, agree); `agree` is None where nothing needs to be agreed on.
+    """
+    full = tf.constant(size * batch_size, tf.int64)
+    if samples == INFINITE:
+        return full, None
+    if samples != UNKNOWN:
+        return tf.minimum(full, samples - position), None
+    agreed = tf.Variable(
+        np.zeros(2, np.int64),
+        trainable=False,
+        use_resource=True,
+        collections=[tf.GraphKeys.LOCAL_VARIABLES],
+        name="trainer/agreed",
+    )
+    # Read before the next step's number takes its place.
+    total = agreed.read_value()[0]
+    coming = tf.stack([next_count, tf.cast(next_count > 0, tf.int64)])
+    if size > 1:
+        # Nothing in this step waits for it, so it travels while the step computes.
+        coming = horovod().allreduce(coming, op=horovod().Sum, name="trainer_agreement")
+    with tf.control_dependencies([total]):
+        assign = agreed.assign(coming)
+    with tf.control_dependencies([assign]):
+        return total, tf.identity(coming)
