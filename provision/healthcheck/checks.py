@@ -40,7 +40,7 @@ CHECKS: tuple[Check, ...] = (
     Check("mpi-hello", "cluster", mpi_judges.hello, ("openmpi", "stack", "ssh-mesh", "network")),
     Check("affinity", "cluster", mpi_judges.affinity, ("mpi-hello",)),
     Check("allreduce", "cluster", mpi_judges.allreduce, ("mpi-hello",)),
-    Check("known-defects", "cluster", mpi_judges.known_defects, ("openmpi",)),
+    Check("known-defects", "cluster", mpi_judges.known_defects, ("reach",)),
 )
 
 

@@ -1,0 +1,94 @@
+"""The nodes' answers over mpirun's own path, and which of them forbid a launch."""
+
+from __future__ import annotations
+
+import pytest
+
+from provision.cluster import Cluster, Node
+from provision.errors import LaunchError
+from provision.launch.preflight import Answer, parse, problems, refuse
+
+CLUSTER = Cluster(
+    tuple(Node(name, name, prefix_path="/root/local") for name in ("h1", "h2", "h3")),
+    stack="tf1",
+    mpi={"from": "wheel", "version": "4.1.8"},
+)
+NAMES = {"localhost": "h1", "h2": "h2", "h3": "h3"}
+
+# What preflight.sh printed on three hosts, one of them without Open MPI.
+RECORDED = """\
+localhost\t0\t
+localhost\t0\thostname=h1
+localhost\t0\tuid=0
+localhost\t0\tprefix=/root/local
+localhost\t0\topenmpi=4.1.8
+localhost\t0\tpython=3.7.16
+localhost\t0\tstack=0a1b
+localhost\t0\tgpus=0
+localhost\t0\tptrace_scope=1
+localhost\t0\tproject=ok abc
+h2\t69\t
+h2\t69\t/root/local/openmpi/bin/orted is missing
+h3\t255\t
+h3\t255\tssh: connect to host 10.1.1.13 port 22: Connection refused
+"""
+
+
+def answer(node: str, **facts: str) -> Answer:
+    usual = {"openmpi": "4.1.8", "python": "3.7.16", "stack": "0a1b", "gpus": "0", "project": "ok abc"}
+    return Answer(node, 0, {**usual, **facts})
+
+
+def test_recorded_answers_are_read() -> None:
+    answers = parse(RECORDED, NAMES)
+    assert list(answers) == ["h1", "h2", "h3"]
+    assert answers["h1"].facts["openmpi"] == "4.1.8"
+    assert (answers["h1"].gpus, answers["h1"].single_copy) == (0, False)
+    assert (answers["h2"].status, answers["h2"].text) == (69, "/root/local/openmpi/bin/orted is missing")
+    assert (answers["h3"].status, answers["h3"].gpus) == (255, None)
+
+
+def test_a_host_that_is_not_in_the_output_has_no_answer() -> None:
+    assert parse("", NAMES)["h3"].status == 125
+
+
+@pytest.mark.parametrize(
+    ("answers", "node", "words"),
+    [
+        ([answer("h1"), Answer("h2", 69, {}, "/x/orted is missing")], "h2", "orted is missing"),
+        ([answer("h1"), Answer("h2", 124, {}, "")], "h2", "did not answer the head within 20 s"),
+        (
+            [answer("h1"), Answer("h2", 255, {}, "Permission denied")],
+            "h2",
+            "cannot be reached from h1 over SSH",
+        ),
+        ([answer("h1"), answer("h2", openmpi="2.1.1")], "h2", "Open MPI 2.1.1, expected 4.1.8"),
+        ([answer("h1", openmpi="")], "h1", "Open MPI of unknown version"),
+        ([answer("h1"), answer("h2", python="bash: no such file")], "h2", "python does not run"),
+        ([answer("h1"), answer("h2", stack="ffff")], "h2", "stack ffff, expected 0a1b"),
+        ([answer("h1"), answer("h2", project="differs train.py: FAILED")], "h2", "differs train.py"),
+        ([answer("h1"), answer("h2", project="missing")], "h2", "the shipped project: missing"),
+    ],
+    ids=["orted", "silent", "ssh", "mixed MPI", "no version", "python", "stack", "older copy", "no project"],
+)
+def test_each_fault_is_found_and_named(answers: list[Answer], node: str, words: str) -> None:
+    found = problems(CLUSTER, {each.node: each for each in answers}, project_digest="abc")
+    assert [name for name, _, _ in found] == [node]
+    assert words in found[0][1]
+    with pytest.raises(LaunchError) as caught:
+        refuse(CLUSTER, found, len(answers))
+    assert f"{node}: {found[0][1]}; {found[0][2]}" in str(caught.value)
+
+
+def test_equal_nodes_may_start() -> None:
+    found = problems(CLUSTER, {name: answer(name) for name in CLUSTER.names}, project_digest="abc")
+    assert found == []
+    refuse(CLUSTER, found, 3)
+
+
+def test_every_faulty_node_is_in_the_refusal() -> None:
+    found = problems(CLUSTER, parse(RECORDED, NAMES), project_digest="abc")
+    with pytest.raises(LaunchError, match=r"2 of 3 nodes") as caught:
+        refuse(CLUSTER, found, 3)
+    assert "h2: " in str(caught.value)
+    assert "h3: " in str(caught.value)
