@@ -148,7 +148,7 @@ resolve_gpu() {
         # An installation that is already there needs neither; preconditions says so when a build is due.
         GPU_MISSING=$absent
     else
-        log "a GPU is here, but not $absent: Horovod is built without NCCL and its allreduce runs on the CPU"
+        log_once "a GPU is here, but not $absent: Horovod is built without NCCL and its allreduce runs on the CPU"
         GPU=none
     fi
 }
@@ -166,7 +166,7 @@ is_current() {
     [[ $digest == "$DIGEST" ]] || return 1
     distributions_fit || return 1
     if ! timeout 20 "$TARGET/bin/python" -c pass >/dev/null 2>&1; then
-        log "$TARGET/bin/python does not run; the stack is installed again"
+        log_once "$TARGET/bin/python does not run; the stack is installed again"
         return 1
     fi
 }
@@ -182,7 +182,7 @@ distributions_fit() {
     done
     for name in "${!VERSIONS[@]}"; do
         if [[ ${found[$name]:-none} != "${VERSIONS[$name]}" ]]; then
-            log "package $name: got ${found[$name]:-none}, expected ${VERSIONS[$name]}; the stack is installed again"
+            log_once "package $name: got ${found[$name]:-none}, expected ${VERSIONS[$name]}; the stack is installed again"
             fit=1
         fi
     done
@@ -230,7 +230,7 @@ find_key() {
             KEY_DIR=$dir
             return 0
         fi
-        log "$dir does not hold what was built into it; it is not used"
+        log_once "$dir does not hold what was built into it; it is not used"
     done
 }
 
@@ -394,7 +394,8 @@ verify_stack() {
         fi
     done
     [[ $GPU == nccl || $text != *"[X] NCCL"* ]] || return 1
-    HOROVOD_BUILD=$(printf '%s\n' "$text" | sed -n 's/^ *\[X\] *\([A-Za-z]*\) *$/\1/p' | sort -u | tr '\n' ' ')
+    # The list of frameworks is left out: PyTorch is marked there whenever it is not installed at all.
+    HOROVOD_BUILD=$(printf '%s\n' "$text" | sed -n '/Controllers/,$ s/^ *\[X\] *\([A-Za-z]*\) *$/\1/p' | sort -u | tr '\n' ' ')
     TF_CPP_MIN_LOG_LEVEL=2 "$PYTHON" -c '
 import sys
 import h5py, numpy, tensorflow, tensorboard

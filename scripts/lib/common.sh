@@ -29,6 +29,14 @@ CHILD=""
 
 log() { printf '%s: %s\n' "$RM_NAME" "$*" >&2; }
 
+# log_once: for what is found at every look.
+declare -A RM_SAID=()
+log_once() {
+    [[ -z ${RM_SAID[$*]:-} ]] || return 0
+    RM_SAID[$*]=1
+    log "$@"
+}
+
 die() {
     local status=$1
     shift
@@ -371,7 +379,9 @@ step() {
 # failed WHAT STATUS LOGFILE: say why a step failed, then end with 1 (69 when the disk is full).
 failed() {
     local what=$1 status=$2 logfile=$3 kept
-    if tail -n 200 "$logfile" | grep -qE 'No space left on device|Disk quota exceeded|ENOSPC'; then
+    # The log lies on the same disk, so it may be cut short itself.
+    if (($(free_mib "$STAGE") < 2)) ||
+        tail -n 200 "$logfile" | grep -qE 'No space left on device|Disk quota exceeded|ENOSPC'; then
         tail -n 5 "$logfile" >&2
         die "$EX_UNAVAILABLE" "$what: the disk of $PREFIX is full ($(free_mib "$PREFIX") MiB free);" \
             "free some space or choose another --prefix; nothing was installed"
