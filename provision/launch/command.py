@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from provision.errors import UsageError
 
 # What a training run is tuned with; anything else is passed on by name with --env.
-PASSED_ON = ("HOROVOD_*", "NCCL_*", "TF_*", "OMP_*")
+PASSED_ON = ("HOROVOD_*", "NCCL_*", "TF_*", "OMP_*", "RINGMASTER_STOPPED_LIMIT_S")
 MPIRUN_ONLY = ("OMPI_MCA_*",)  # mpirun hands these to every rank itself
 # Each node's own env.sh sets these; another node's value would break it.
 NODE_OWN = frozenset({"PATH", "LD_LIBRARY_PATH", "OPAL_PREFIX", "HOME", "USER", "PWD", "SHELL"})

@@ -20,21 +20,22 @@ class Seat:
 
 
 def seats(cluster: Cluster, np: int, gpus: Mapping[str, int | None]) -> tuple[Seat, ...]:
-    """Place `np` ranks by slot, in cluster order, as `mpirun -map-by slot` does; 0: one on every slot.
+    """Place `np` ranks on the nodes' slots, in cluster order; 0: one on every slot.
 
-    `gpus` maps node name to its number of GPUs. UsageError for an impossible `np`; LaunchError, with a table,
-    when slots or GPUs do not suffice.
+    Without GPUs the ranks are spread evenly, so that every host's cores work; with GPUs one host after the
+    other is filled, so that ranks talk over the fast links inside a host. `gpus` maps node name to its number of
+    GPUs. UsageError for an impossible `np`; LaunchError, with a table, when slots or GPUs do not suffice.
     """
     if np < 0:
         raise UsageError(f"--np {np}: expected a whole number of 1 or more, or 0 for all slots")
     slots = [1 if node.slots is None else node.slots for node in cluster.nodes]
     wanted = np or sum(slots)
-    left = wanted
-    placed = []
-    for node, count in zip(cluster.nodes, slots):
-        ranks = min(count, left)
-        left -= ranks
-        placed.append(Seat(node, count, gpus.get(node.name), ranks))
+    ranks = _packed(slots, wanted) if any(gpus.values()) else _spread(slots, wanted)
+    left = wanted - sum(ranks)
+    placed = [
+        Seat(node, count, gpus.get(node.name), given)
+        for node, count, given in zip(cluster.nodes, slots, ranks)
+    ]
     if wanted == 0:
         raise LaunchError(
             f"no node has a slot\n{table(placed)}", remedy="give at least one host slots=1 or more"
@@ -53,6 +54,26 @@ def seats(cluster: Cluster, np: int, gpus: Mapping[str, int | None]) -> tuple[Se
             remedy=f"provision with slots equal to the GPUs of each host; {fit} ranks fit in all",
         )
     return tuple(placed)
+
+
+def _packed(slots: Sequence[int], wanted: int) -> list[int]:
+    ranks = []
+    for count in slots:
+        ranks.append(min(count, wanted))
+        wanted -= ranks[-1]
+    return ranks
+
+
+def _spread(slots: Sequence[int], wanted: int) -> list[int]:
+    """As even as the slots allow; the earlier nodes take what does not divide."""
+    ranks = [0] * len(slots)
+    wanted = min(wanted, sum(slots))
+    while wanted:
+        for index, count in enumerate(slots):
+            if wanted and ranks[index] < count:
+                ranks[index] += 1
+                wanted -= 1
+    return ranks
 
 
 def table(placed: Sequence[Seat]) -> str:
