@@ -403,12 +403,14 @@ export_archive() {
     fi
     mkdir -p "$(dirname "$archive")"
     temp=$(mktemp "$archive.XXXXXXXX")
-    # The marker goes first: readers stop there.
-    if ! tar -czf "$temp" -C "$PREFIX" --owner=0 --group=0 openmpi/.ringmaster.json \
-        --exclude=openmpi/.ringmaster.json openmpi; then
-        rm -f "$temp"
+    # The marker goes first: readers stop there. (In one command, an old tar would leave out both copies.)
+    if ! { tar -cf "$temp.tar" -C "$PREFIX" --owner=0 --group=0 openmpi/.ringmaster.json &&
+        tar -rf "$temp.tar" -C "$PREFIX" --owner=0 --group=0 --exclude=openmpi/.ringmaster.json openmpi &&
+        gzip -c "$temp.tar" >"$temp"; }; then
+        rm -f "$temp" "$temp.tar"
         die 1 "cannot pack $TARGET into $archive"
     fi
+    rm -f "$temp.tar"
     chmod 0644 "$temp"
     mv -T "$temp" "$archive"
     log "packed $TARGET into $archive"

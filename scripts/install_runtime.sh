@@ -262,6 +262,7 @@ install() {
     pip_install "installing the build base" --require-hashes -r "$STAGE/first.txt"
     pip_install "installing TensorFlow ${VERSIONS[tensorflow]} and its packages" --require-hashes -r "$STAGE/second.txt"
     if [[ -n $NCCL_WHEEL ]]; then
+        check_nccl_wheel
         pip_install "installing NCCL" "$NCCL_WHEEL"
         NCCL_HOME=$NEW/lib/python$PYTHON_SERIES/site-packages/nvidia/nccl
         ln -sf libnccl.so.2 "$NCCL_HOME/lib/libnccl.so"
@@ -282,6 +283,16 @@ install() {
     write_marker
     place "$NEW"
     log "the stack $STACK is at $TARGET"
+}
+
+# check_nccl_wheel: it stands in no requirements lock, since most nodes do without it.
+check_nccl_wheel() {
+    local name=${NCCL_WHEEL##*/} version pinned
+    version=${name#*-}
+    version=${version%%-*}
+    pinned=$(artifact nccl-wheel "$version" sha256) ||
+        die "$EX_DATAERR" "artifacts.lock.json pins no checksum for $name; put the pinned version into the wheelhouse"
+    verify "$NCCL_WHEEL" "$pinned"
 }
 
 # link_python: an interpreter under the same prefix is named relative to here, so that both can move together.

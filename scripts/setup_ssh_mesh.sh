@@ -107,7 +107,7 @@ config_text() {
 }
 
 known_hosts_text() {
-    local line name keys key list
+    local line name keys key list words
     for line in "${PEERS[@]}"; do
         IFS=$'\x1f' read -r name _ _ _ _ keys <<<"$line"
         IFS='|' read -r -a list <<<"$keys"
@@ -211,6 +211,8 @@ authorize() {
     [[ ! -L $target ]] || target=$(readlink -f "$target")
     exec 7>>"$PREFIX/.ringmaster/locks/authorized_keys.lock"
     flock -w 60 7 || die "$EX_TEMPFAIL" "another run changes $target; try again"
+    # With the lock held, an earlier one is left from a run that was killed.
+    rm -f "$(dirname "$target")"/.authorized_keys.????????
     temp=$(umask 077 && mktemp "$(dirname "$target")/.authorized_keys.XXXXXXXX")
     if [[ -e $target ]]; then
         while IFS= read -r line || [[ -n $line ]]; do

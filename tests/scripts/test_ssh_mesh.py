@@ -10,56 +10,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.scripts.conftest import SCRIPTS, Site, sha256
-
-
-@dataclass(frozen=True)
-class Mesh:
-    site: Site
-    key: Path
-    host_key: Path
-    peers: Path
-
-    def words(self, *more: str, cluster: str = "c1") -> list[str]:
-        files = [f"--private-key={self.key}", f"--public-key={self.key}.pub", f"--peers={self.peers}"]
-        return [*files, f"--cluster-id={cluster}", *more]
-
-    def write_peers(self, *rows: tuple[str, str, int], host_key: Path | None = None) -> None:
-        public = " ".join(Path(f"{host_key or self.host_key}.pub").read_text().split()[:2])
-        lines = [
-            f"{name}\t{address}\t{port}\t{getpass.getuser()}\t{self.site.prefix}\t{public} root@somewhere|{public}"
-            for name, address, port in rows
-        ]
-        self.peers.write_text("".join(f"{line}\n" for line in lines))
-
-    @property
-    def ssh(self) -> Path:
-        return self.site.prefix / "ssh"
-
-    @property
-    def authorized(self) -> Path:
-        return self.site.home / ".ssh/authorized_keys"
-
-
-def make_key(path: Path, comment: str) -> None:
-    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
-    subprocess.run(argv, check=True, timeout=20)
-
-
-@pytest.fixture
-def mesh(site: Site, tmp_path: Path) -> Mesh:
-    folder = tmp_path / "given"
-    folder.mkdir()
-    made = Mesh(site, folder / "key", folder / "host", folder / "peers.tsv")
-    make_key(made.key, "any comment")
-    make_key(made.host_key, "host")
-    made.write_peers(("h1", "127.0.0.1", 22), ("h2", "10.0.0.2", 2222))
-    return made
+from tests.scripts.conftest import SCRIPTS, Mesh, make_key, sha256
 
 
 def mode(path: Path) -> int:
