@@ -124,9 +124,14 @@ class NodeFacts:
 
     @property
     def platform(self) -> str:
-        """Nodes of one platform can use the same binaries: `debian12-x86_64-glibc2.36-nocuda`."""
+        """Nodes of one platform can use the same binaries: `debian12-x86_64-glibc2.36-nocuda`.
+
+        A CUDA toolkit counts only beside a GPU: without one nothing is built against it.
+        """
         system = f"{self.os.id or 'linux'}{self.os.version or ''}".replace("-", "_").replace("/", "_")
-        if self.cuda is not None and self.cuda.version:
+        if self.gpus is not None and not self.gpus:
+            cuda = "nocuda"
+        elif self.cuda is not None and self.cuda.version:
             cuda = "cuda" + self.cuda.version.partition(".")[0]
         else:
             cuda = "cudaunknown" if self.is_unknown("cuda") else "nocuda"

@@ -58,7 +58,7 @@ def test_a_recorded_answer() -> None:
         "/root",
         "/root/local",
     )
-    assert got.platform == "debian12-x86_64-glibc2.36-cuda13"
+    assert got.platform == "debian12-x86_64-glibc2.36-nocuda", "a toolkit without a GPU does not count"
     assert got.cpu.count == 2
     assert got.has_avx is True
     assert got.gpus == ()
@@ -100,8 +100,9 @@ def test_unknown_is_not_absent() -> None:
     ("changes", "platform"),
     [
         ({"cuda": False}, "debian12-x86_64-glibc2.36-nocuda"),
-        ({"cuda": {"home": "/c", "version": "11.8"}}, "debian12-x86_64-glibc2.36-cuda11"),
-        ({"cuda": None, "unknown": {"cuda": "why"}}, "debian12-x86_64-glibc2.36-cudaunknown"),
+        ({"cuda": {"home": "/c", "version": "11.8"}}, "debian12-x86_64-glibc2.36-nocuda"),
+        ({"gpus": DONE["gpus"], "cuda": {"home": "/c", "version": "11.8"}}, "debian12-x86_64-glibc2.36-cuda11"),
+        ({"gpus": DONE["gpus"], "cuda": None, "unknown": {"cuda": "why"}}, "debian12-x86_64-glibc2.36-cudaunknown"),
         (
             {"cuda": False, "os": {"id": "opensuse-leap", "version": "15.5", "pretty": None}},
             "opensuse_leap15.5-x86_64-glibc2.36-nocuda",

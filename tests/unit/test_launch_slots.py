@@ -76,7 +76,25 @@ def test_the_table_names_every_host() -> None:
 
 
 def test_a_host_without_ranks_is_in_no_hostfile() -> None:
-    placed = seats(cluster(2, 0, 4, 1), 3, {})
+    placed = seats(cluster(2, 0, 4, 1), 3, {"h1": 2})
     assert hostfile_text(placed, "h1") == "localhost slots=2\nh3 slots=1\n"
     assert hostfile_text(placed, "h2") == "h1 slots=2\nh3 slots=1\n"
     assert hosts_of_ranks(placed) == ("h1", "h1", "h3")
+
+
+@pytest.mark.parametrize(
+    ("slots", "np", "gpus", "ranks"),
+    [
+        ((2, 2, 2), 3, {}, [1, 1, 1]),
+        ((2, 2, 2), 4, {}, [2, 1, 1]),
+        ((2, 2, 2), 2, {"h1": 0, "h2": 0, "h3": 0}, [1, 1, 0]),
+        ((1, 4, 2), 6, {}, [1, 3, 2]),
+        ((0, 4, 2), 3, {}, [0, 2, 1]),
+        ((2, 2, 2), 0, {}, [2, 2, 2]),
+        ((2, 2, 2), 3, {"h1": 2, "h2": 2, "h3": 2}, [2, 1, 0]),
+    ],
+)
+def test_ranks_spread_over_cpus_and_pack_onto_gpus(
+    slots: tuple[int, ...], np: int, gpus: dict[str, int], ranks: list[int]
+) -> None:
+    assert [seat.ranks for seat in seats(cluster(*slots), np, gpus)] == ranks
