@@ -86,7 +86,7 @@ want() {
     read_lock
     resolve_gpu
     BASE_KEY=$(printf '%s\n' "${HASHES[horovod]}" "${HASHES[mpi4py]}" "$OPENMPI_DIGEST" "cp${PYTHON_SERIES/./}m" \
-        "tensorflow ${VERSIONS[tensorflow]}" "numpy ${VERSIONS[numpy]}" "${BUILD_FLAGS[*]}" "gpu $GPU ${NCCL_HOME:+nccl}" \
+        "tensorflow ${VERSIONS[tensorflow]}" "numpy ${VERSIONS[numpy]}" "${BUILD_FLAGS[*]}" "gpu $GPU $(cuda_version)" \
         "$(uname -m) $(os_name) glibc$(glibc_version)" | sha256_text)
     BASE_KEY=${BASE_KEY:0:24}
     DIGEST=$(printf '%s\n' "$STACK" "$BASE_KEY" "$(sha256_of "$LOCK")" | sha256_text)
@@ -142,7 +142,8 @@ resolve_gpu() {
     local absent=""
     [[ -n $CUDA_HOME_FOUND ]] || absent="a CUDA toolkit with bin/nvcc (HOROVOD_CUDA_HOME or /usr/local/cuda)"
     [[ -n $NCCL_HOME ]] || absent+="${absent:+ and }NCCL with include/nccl.h (HOROVOD_NCCL_HOME, or its wheel in the wheelhouse)"
-    if [[ -z $absent ]]; then
+    # A look without the wheelhouse cannot know what lies in it; what was built then stands.
+    if [[ -z $absent || ($GPU == auto && -z $WHEELHOUSE && $(built_gpu) == nccl) ]]; then
         GPU=nccl
     elif [[ $GPU == nccl ]]; then
         # An installation that is already there needs neither; preconditions says so when a build is due.
@@ -153,6 +154,25 @@ resolve_gpu() {
     fi
 }
 GPU_MISSING=""
+
+# built_gpu: the mode of the installed stack.
+built_gpu() {
+    local line
+    [[ -r $TARGET/.ringmaster.json ]] || return 0
+    while IFS= read -r line; do
+        if [[ $line == *'"horovod_build": {"gpu": "nccl"'* ]]; then
+            printf 'nccl'
+        fi
+    done <"$TARGET/.ringmaster.json"
+}
+
+# cuda_version: of the toolkit that Horovod's kernels are compiled with.
+cuda_version() {
+    local text
+    [[ $GPU == nccl && -n $CUDA_HOME_FOUND ]] || return 0
+    text=$(timeout 20 "$CUDA_HOME_FOUND/bin/nvcc" --version 2>/dev/null) || return 0
+    [[ ! $text =~ release\ ([0-9.]+) ]] || printf '%s' "${BASH_REMATCH[1]}"
+}
 
 has_gpu() {
     command -v nvidia-smi >/dev/null 2>&1 || return 1

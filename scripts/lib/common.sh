@@ -157,7 +157,7 @@ one_of() {
 # whole_number NAME VALUE: a decimal number without sign.
 whole_number() { [[ $2 =~ ^[0-9]{1,9}$ ]] || usage_error "--$1 is '$2', expected a whole number"; }
 
-# is_sha256 NAME VALUE
+# sha256_option NAME VALUE: 64 hexadecimal digits.
 sha256_option() { [[ $2 =~ ^[0-9a-fA-F]{64}$ ]] || usage_error "--$1 is '$2', expected 64 hexadecimal digits"; }
 
 # set_prefix: PREFIX from --prefix, absolute. Only plain characters: configure, libtool, shebangs and RUNPATH all
