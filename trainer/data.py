@@ -271,10 +271,9 @@ def training_batches(dataset, *, size, rank, batch_size, position, prefetch, loo
     Returns:
         A dataset of batches `(x, y)`, or with `lookahead` of `((x, y), samples in the next batch)`.
     """
-    stream = dataset.skip(position)
-    if size > 1:
-        stream = stream.shard(size, rank)
-    batches = stream.batch(batch_size)
+    # One rank is dealt its samples too: with as many operations before the network as on several ranks, the same
+    # seed makes the same initial weights.
+    batches = dataset.skip(position).shard(size, rank).batch(batch_size)
     if lookahead:
         batches = _with_next_count(batches)
     return _finish(batches, prefetch)
@@ -282,8 +281,7 @@ def training_batches(dataset, *, size, rank, batch_size, position, prefetch, loo
 
 def validation_batches(dataset, *, size, rank, batch_size, prefetch):
     """Deal a validation set to the ranks and batch this rank's share."""
-    mine = dataset.shard(size, rank) if size > 1 else dataset
-    return _finish(mine.batch(batch_size), prefetch)
+    return _finish(dataset.shard(size, rank).batch(batch_size), prefetch)
 
 
 def _finish(batches, prefetch):

@@ -3,7 +3,8 @@
 import sys
 
 import tensorflow as tf
-from tools import RANK, Messages, Recorder, numbered, report
+from samples import numbered
+from tools import RANK, Messages, Recorder, report
 
 import trainer
 

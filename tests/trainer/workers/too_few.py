@@ -3,7 +3,8 @@
 import sys
 
 import tensorflow as tf
-from tools import Recorder, numbered, report
+from samples import numbered
+from tools import Recorder, report
 
 import trainer
 

@@ -63,9 +63,3 @@ class Recorder:
     def build_validation(self, x, y):
         loss, w = self.loss(x, y)
         return w, [loss, tf.reduce_mean(tf.cast(y, tf.float32))]
-
-
-def numbered(count, width=3):
-    """Return `count` rows of fixed pseudo-random features, and their numbers as labels."""
-    features = np.random.RandomState(7).rand(count, width).astype(np.float32)
-    return features, np.arange(count, dtype=np.int64)
