@@ -65,7 +65,7 @@ class Transport(Protocol):
     ) -> Result:
         """Runs `argv` in the node's home, or in `cwd`, with the node's login environment and `env`.
 
-        Without `stdin` the command reads /dev/null. It ends with the controller: at the deadline, or when the
+        Without `stdin` it reads /dev/null. Either way it ends with the controller: at the deadline, or when the
         controller dies or is silent for 120 s, its process group gets TERM, and KILL 5 s later. `on_line` is
         called in this thread, with lines of both streams as they come (a line over 1 MiB in pieces).
         With `check` a status other than 0 raises CommandFailed.

@@ -34,6 +34,8 @@ _PUT = (
 folder=$(dirname -- "$path")
 mkdir -p -- "$folder"
 umask 077
+# bash reports a killed child: where nobody listens any more, that must not keep it from tidying up.
+trap '' PIPE
 temporary=$(mktemp -- "$folder/.ringmaster.XXXXXXXX")
 trap 'rm -f -- "$temporary"' EXIT
 trap 'exit 143' TERM

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +18,9 @@ from provision.errors import CommandFailed, DeadlineExceeded, HostKeyChanged, No
 from provision.fanout import fan_out
 from provision.sshconfig import load_ssh_config
 from provision.transport import Connections, Transport
+from provision.transport.supervisor import SILENCE_S
 from tests.testbed import Testbed
-from tests.transport_contract import TransportContract, eventually, still_there
+from tests.transport_contract import ROOT, TransportContract, eventually, still_there
 
 pytestmark = pytest.mark.cluster
 
@@ -278,6 +281,43 @@ def test_a_key_with_a_passphrase_is_no_reason_to_ask(
     assert f"{key} (has a passphrase and is not in the agent: run ssh-add)" in text
 
 
+@pytest.fixture
+def agent(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An ssh-agent without keys."""
+    address = own_home / "agent"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(address)], stdout=subprocess.DEVNULL)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(address))
+    assert eventually(address.exists)
+    yield
+    process.terminate()
+    process.wait(10)
+
+
+def test_a_key_with_a_passphrase_is_used_through_the_agent(
+    bed: Testbed, connections: Connections, own_home: Path, agent: None
+) -> None:
+    key, stranger = own_home / "mine", own_home / "stranger"
+    for path in (key, stranger):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, timeout=20
+        )
+        subprocess.run(["ssh-add", "-q", str(path)], check=True, timeout=20)
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", str(key)], check=True, timeout=20)
+    host = bed.node("h2")
+    keys = host.read("/root/.ssh/authorized_keys")
+    host.write("/root/.ssh/authorized_keys", (own_home / "mine.pub").read_text(), mode=0o600)
+    try:
+        for name, files, only in (("a", (str(key),), True), ("b", (), False)):
+            node = node_of(bed, "h2", name=name, identity_files=files, identities_only=only)
+            assert connections.to(node).run(["hostname"], timeout_s=20).stdout == "h2\n"
+        node = node_of(bed, "h2", name="c", identity_files=(str(stranger),), identities_only=True)
+        text, _ = timed_error(connections, node, NodeUnreachable)
+    finally:
+        host.write("/root/.ssh/authorized_keys", keys, mode=0o600)
+    assert f"no key was accepted for root@{host.address}: {stranger} (refused)" in text
+    assert "of the agent" not in text
+
+
 def test_the_default_keys_are_found(bed: Testbed, connections: Connections, own_home: Path) -> None:
     (own_home / ".ssh").mkdir()
     (own_home / ".ssh" / "id_ed25519").write_bytes(bed.private_key.read_bytes())
@@ -498,6 +538,78 @@ def test_a_full_disk(bed: Testbed, transport: Transport, tmp_path: Path) -> None
             transport.put_tree(tree, "/mnt/small/t", timeout_s=30)
     finally:
         bed.node("h1").exec(["umount", "/mnt/small"])
+
+
+def test_a_controller_that_is_killed_while_it_sends_leaves_nothing(
+    bed: Testbed, transport: Transport, known_hosts: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "big").write_bytes(bytes(50_000_000))
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from provision.cluster import Node\n"
+        "from provision.transport import connect\n"
+        "node = Node('h1', sys.argv[1], user='root', identity_files=(sys.argv[2],))\n"
+        "connect(node, known_hosts=Path(sys.argv[3])).put(Path(sys.argv[4]), 'sent/big', timeout_s=600)\n"
+    )
+    transport.run(["mkdir", "-p", "sent"], timeout_s=20)
+    bed.node("h1").slow(rate_mbit=40)
+    try:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                program,
+                bed.node("h1").address,
+                str(bed.private_key),
+                str(known_hosts),
+                str(tmp_path / "big"),
+            ],
+            cwd=ROOT,
+        )
+        listing = "ls -A /root/sent"
+        assert eventually(lambda: ".ringmaster." in bed.node("h1").exec(["sh", "-c", listing]).stdout)
+        process.kill()
+        process.wait(10)
+    finally:
+        bed.node("h1").restore()
+    assert eventually(lambda: bed.node("h1").exec(["sh", "-c", listing]).stdout == "")
+    transport.run(["rm", "-rf", "sent"], timeout_s=20)
+
+
+@pytest.mark.slow
+def test_a_host_that_is_cut_off_ends_the_command_and_a_quiet_one_does_not(
+    bed: Testbed, connections: Connections
+) -> None:
+    """Without this, sshd would let the command run for the two hours of TCP's keepalive."""
+    outcomes: list[str] = []
+
+    def quiet() -> None:
+        script = f"sleep {SILENCE_S + 15}; echo whole"
+        outcomes.append(connections.to(node_of(bed, "h1")).run(["sh", "-c", script], timeout_s=300).stdout)
+
+    def cut_off() -> None:
+        with pytest.raises(NodeError):
+            connections.to(node_of(bed, "h2")).run(["sleep", "1234"], timeout_s=300)
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (quiet, cut_off)]
+    for thread in threads:
+        thread.start()
+
+    def is_running() -> bool:
+        return any(process.args == ("sleep", "1234") for process in bed.node("h2").workload())
+
+    assert eventually(is_running)
+    bed.node("h2").cut()
+    try:
+        time.sleep(SILENCE_S / 2)
+        assert is_running(), "a short interruption must not end it"
+        assert eventually(lambda: not is_running(), SILENCE_S)
+    finally:
+        bed.node("h2").restore()
+    for thread in threads:
+        thread.join(60)
+    assert outcomes == ["whole\n"]
 
 
 def test_another_user_and_home(bed: Testbed, connections: Connections, tmp_path: Path) -> None:
