@@ -101,8 +101,14 @@ def test_unknown_is_not_absent() -> None:
     [
         ({"cuda": False}, "debian12-x86_64-glibc2.36-nocuda"),
         ({"cuda": {"home": "/c", "version": "11.8"}}, "debian12-x86_64-glibc2.36-nocuda"),
-        ({"gpus": DONE["gpus"], "cuda": {"home": "/c", "version": "11.8"}}, "debian12-x86_64-glibc2.36-cuda11"),
-        ({"gpus": DONE["gpus"], "cuda": None, "unknown": {"cuda": "why"}}, "debian12-x86_64-glibc2.36-cudaunknown"),
+        (
+            {"gpus": DONE["gpus"], "cuda": {"home": "/c", "version": "11.8"}},
+            "debian12-x86_64-glibc2.36-cuda11",
+        ),
+        (
+            {"gpus": DONE["gpus"], "cuda": None, "unknown": {"cuda": "why"}},
+            "debian12-x86_64-glibc2.36-cudaunknown",
+        ),
         (
             {"cuda": False, "os": {"id": "opensuse-leap", "version": "15.5", "pretty": None}},
             "opensuse_leap15.5-x86_64-glibc2.36-nocuda",
