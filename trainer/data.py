@@ -28,7 +28,8 @@ _SAME_COUNT = {
     "ShuffleDatasetV2",
     "ShuffleDatasetV3",
 }
-_SAME_ELEMENTS = (_SAME_COUNT - {"MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2"}) | {
+_MAPS = {"MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2"}
+_SAME_ELEMENTS = (_SAME_COUNT - _MAPS) | {
     "RepeatDataset",
     "ShardDataset",
     "ShuffleAndRepeatDataset",
@@ -258,7 +259,7 @@ def share_order(dataset, base_seed):
     return seeds
 
 
-def training_batches(dataset, *, size, rank, batch_size, position, prefetch, lookahead):
+def training_batches(dataset, *, size, rank, batch_size, position, prefetch, lookahead, is_shared=False):
     """Deal the stream of samples to the ranks and batch this rank's share.
 
     Sample i of the stream goes to rank i % size, so the samples of any number of whole steps are a prefix of the
@@ -267,13 +268,16 @@ def training_batches(dataset, *, size, rank, batch_size, position, prefetch, loo
     Args:
         position: int64 scalar tensor, samples of the stream to skip; read when the iterator is initialised.
         lookahead: also tell the number of samples in the next batch (see `_with_next_count`).
+        is_shared: something else uses the very same dataset.
 
     Returns:
         A dataset of batches `(x, y)`, or with `lookahead` of `((x, y), samples in the next batch)`.
     """
     # One rank is dealt its samples too: with as many operations before the network as on several ranks, the same
     # seed makes the same initial weights.
-    batches = dataset.skip(position).shard(size, rank).batch(batch_size)
+    if is_shared or not _deal_before_maps(dataset, size, rank, position):
+        dataset = dataset.skip(position).shard(size, rank)
+    batches = dataset.batch(batch_size)
     if lookahead:
         batches = _with_next_count(batches)
     return _finish(batches, prefetch)
@@ -281,7 +285,36 @@ def training_batches(dataset, *, size, rank, batch_size, position, prefetch, loo
 
 def validation_batches(dataset, *, size, rank, batch_size, prefetch):
     """Deal a validation set to the ranks and batch this rank's share."""
-    return _finish(dataset.shard(size, rank).batch(batch_size), prefetch)
+    if not _deal_before_maps(dataset, size, rank, tf.constant(0, tf.int64)):
+        dataset = dataset.shard(size, rank)
+    return _finish(dataset.batch(batch_size), prefetch)
+
+
+def _deal_before_maps(dataset, size, rank, position):
+    """Deal the samples before the maps at the end of `dataset` instead of after them, so a rank maps only its own.
+
+    Returns:
+        Whether `dataset` was changed so; not where it does not end with a map, or where its maps feed something else.
+    """
+    lowest, op, users = None, variant_of(dataset).op, 0
+    while op.type in _MAPS | {"PrefetchDataset"} and len(op.outputs[0].consumers()) == users:
+        lowest, op, users = op, op.inputs[0].op, 1
+    types = next((name for name in ("output_types", "Toutput_types") if name in op.node_def.attr), None)
+    if lowest is None or types is None or "output_shapes" not in op.node_def.attr:
+        return False
+    structure = {
+        "output_types": op.get_attr(types),
+        "output_shapes": [tf.TensorShape(shape) for shape in op.get_attr("output_shapes")],
+    }
+    rest = tf.raw_ops.SkipDataset(input_dataset=lowest.inputs[0], count=position, **structure)
+    mine = tf.raw_ops.ShardDataset(
+        input_dataset=rest,
+        num_shards=tf.constant(size, tf.int64),
+        index=tf.constant(rank, tf.int64),
+        **structure,
+    )
+    replace_input(lowest, 0, mine)
+    return True
 
 
 def _finish(batches, prefetch):

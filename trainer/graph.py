@@ -60,6 +60,7 @@ def build_training_graph(spec, ranks, samples):
         position=held[0],
         prefetch=spec.prefetch_batches,
         lookahead=lookahead,
+        is_shared=spec.validation_dataset is spec.training_dataset,
     )
     iterator = tf.data.make_initializable_iterator(batches)
     batch = iterator.get_next()

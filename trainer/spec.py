@@ -57,7 +57,12 @@ def _check_optimizer(optimizer, optimizer_args):
     if isinstance(rate, numbers.Real) and not 0 <= rate < math.inf:
         raise ValueError(f"optimizer_args['learning_rate']: got {rate!r}, expected a finite number >= 0")
     try:
-        inspect.signature(optimizer).bind(**optimizer_args)
+        signature = inspect.signature(optimizer)
+    except ValueError:
+        # Some classes written in C do not tell what they take.
+        return
+    try:
+        signature.bind(**optimizer_args)
     except TypeError as error:
         name = getattr(optimizer, "__name__", optimizer)
         raise TypeError(

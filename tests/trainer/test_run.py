@@ -13,8 +13,9 @@ from tests.trainer.launch import WORKERS, run, run_worker
 def test_input_and_computation_overlap(size, tmp_path):
     for report in run_worker("overlap.py", size, report_dir=tmp_path).reports:
         wait_s = report["wait_s"]
-        assert report["without_prefetch"] > 1.9 * wait_s
-        assert report["with_prefetch"] < 1.5 * wait_s
+        # In turn, waiting for input comes on top, also where TensorFlow maps the samples of a batch in parallel.
+        assert report["without_prefetch"] > 1.4 * wait_s, report
+        assert report["with_prefetch"] < 1.3 * wait_s, report
 
 
 @pytest.mark.parametrize(("way", "last"), [("raise", "KeyError: 'the cause of it all'"), ("exit", None)])
