@@ -7,6 +7,7 @@ import inspect
 import json as json_text
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import invoke.tasks
@@ -15,7 +16,6 @@ from provision import console, inventories, paths
 from provision.cli import task_body
 from provision.cluster import Cluster
 from provision.errors import UsageError
-from provision.transport import Connections
 
 # What each option means, once for all tasks that take it.
 OPTIONS = {
@@ -69,7 +69,10 @@ def select(*, local: bool, slots: int | None = None, prefix: str | None = None, 
         cluster = Cluster(nodes=(dataclasses.replace(inventories.LOCAL, slots=slots),))
     else:
         cluster = inventories.resolve(state_dir=paths.state_dir(), slots=slots, **given)
-    return dataclasses.replace(cluster, prefix=prefix) if prefix else cluster
+    changes: dict[str, Any] = {"prefix": prefix} if prefix else {}
+    if given.get("ssh_config"):
+        changes["ssh_config"] = str(Path(given["ssh_config"]).expanduser().absolute())
+    return dataclasses.replace(cluster, **changes)
 
 
 @task()
@@ -98,7 +101,7 @@ def plan(  # type: ignore[no-untyped-def]
     options = console.provision_options(
         cluster, mpi, openmpi_version, openmpi_source, openmpi_sha256, mirror, gpu, jobs
     )
-    with Connections(known_hosts=paths.state_dir() / "known_hosts") as connections:
+    with console.connections_to(cluster, paths.state_dir()) as connections:
         made, errors = console.make_plan(cluster, options, connections)
     if json:
         unreachable = {name: str(error) for name, error in errors.items()}

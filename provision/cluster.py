@@ -56,6 +56,7 @@ class Cluster:
     stack: str | None = None  # "tf1"
     mpi: Mapping[str, str] | None = field(default=None, hash=False)  # {"from": "source", "version": "3.1.0"}
     networks: tuple[str, ...] = ()  # CIDRs that carry the ranks' data
+    ssh_config: str | None = None  # absolute path of the SSH client configuration; None: the user's own
 
     @property
     def head(self) -> Node:
@@ -258,4 +259,5 @@ _CLUSTER_FIELDS: Mapping[str, _Kind] = {
     "stack": _WORD,
     "mpi": _STRINGS,
     "networks": _WORDS,
+    "ssh_config": _WORD,
 }

@@ -16,6 +16,7 @@ from provision.cluster import Cluster, fold, hostfile_text, write_atomically
 from provision.errors import RingmasterError, UsageError
 from provision.plan import MpiChoice, Options, Plan
 from provision.plan import make_plan as pure_plan
+from provision.sshconfig import load_ssh_config
 from provision.transport import Connections
 
 DEFAULT_OPENMPI = "3.1.0"
@@ -91,6 +92,16 @@ def given_files(wheelhouse: str | None, python_archive: str | None, mirror: str 
     )
 
 
+def connections_to(cluster: Cluster, state_dir: Path) -> Connections:
+    """Connections that tell of every host key they pin."""
+    stderr = report.make_console(stderr=True)
+
+    def tell(text: str) -> None:
+        stderr.print(report.printable(text), style="dim", soft_wrap=True)
+
+    return Connections(known_hosts=state_dir / KNOWN_HOSTS, on_pin=tell, ssh_config=load_ssh_config(cluster.ssh_config))
+
+
 def make_plan(
     cluster: Cluster, options: Options, connections: Connections
 ) -> tuple[Plan, dict[str, RingmasterError]]:
@@ -120,7 +131,7 @@ def provision(cluster: Cluster, options: Options, given: Given, state_dir: Path,
     """Provision and write the files that the other tasks read; 0 only if every node is ready."""
     progress = Progress()
     started = time.monotonic()
-    with Connections(known_hosts=state_dir / KNOWN_HOSTS) as connections:
+    with connections_to(cluster, state_dir) as connections:
         done = apply.provision(
             cluster,
             options,
@@ -154,7 +165,7 @@ def summary(done: Provisioned, duration_s: float, hostfile: str) -> int:
 
 
 def healthcheck(cluster: Cluster, state_dir: Path, *, as_json: bool) -> int:
-    with Connections(known_hosts=state_dir / KNOWN_HOSTS) as connections:
+    with connections_to(cluster, state_dir) as connections:
         facts, errors = apply.gather_facts(cluster, connections)
         found = health.run(cluster, connections, facts, errors)
     health.show(found, as_json=as_json)
@@ -175,7 +186,7 @@ def train(
         raise UsageError(
             "no script given", remedy="type: fab train --script SCRIPT.py --np N [-- its arguments]"
         )
-    with Connections(known_hosts=state_dir / KNOWN_HOSTS) as connections:
+    with connections_to(cluster, state_dir) as connections:
         return launch.run_job(
             cluster,
             connections,
