@@ -28,6 +28,8 @@ _SAME_COUNT = {
     "ShuffleDatasetV2",
     "ShuffleDatasetV3",
 }
+_INPUT_THREADS = 4
+
 _MAPS = {"MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2"}
 _SAME_ELEMENTS = (_SAME_COUNT - _MAPS) | {
     "RepeatDataset",
@@ -318,7 +320,14 @@ def _deal_before_maps(dataset, size, rank, position):
 
 
 def _finish(batches, prefetch):
-    return batches.prefetch(prefetch) if prefetch else batches
+    if prefetch:
+        batches = batches.prefetch(prefetch)
+    if batches.options().experimental_threading.private_threadpool_size is not None:
+        return batches
+    # Threads of the input's own: a map that waits would take those of the training step, and the other way round.
+    options = tf.data.Options()
+    options.experimental_threading.private_threadpool_size = _INPUT_THREADS
+    return batches.with_options(options)
 
 
 def _with_next_count(batches):

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import tensorflow as tf
 from samples import numbered
-from tools import Recorder, report
+from tools import SIZE, Recorder, report
 
 import trainer
 
@@ -23,10 +23,26 @@ def waiting(tensor, seconds):
     return waited
 
 
-def step_s(prefetch_size):
+def mapped():
+    """A map that waits so long that one batch of a rank takes WAIT_S; other ranks' samples must not pass it."""
+    return trainer.data.from_arrays(*numbered(4096)).map(lambda x, y: (waiting(x, WAIT_S / BATCH), y))
+
+
+def generated():
+    """Samples that come one after the other, a batch for every rank in WAIT_S."""
+
+    def generate():
+        for x, y in zip(*numbered(4096)):
+            time.sleep(WAIT_S / BATCH / SIZE)
+            yield x, y
+
+    return tf.data.Dataset.from_generator(generate, (tf.float32, tf.int64), ((3,), ()))
+
+
+def step_s(make, prefetch_size):
     """Seconds of one step, start-up left out."""
     with tf.Graph().as_default():
-        dataset = trainer.data.from_arrays(*numbered(4096)).map(lambda x, y: (waiting(x, WAIT_S / BATCH), y))
+        dataset = make()
 
         def build(x, y):
             return Recorder().build(waiting(x, WAIT_S), y)
@@ -49,4 +65,9 @@ def step_s(prefetch_size):
         return float(np.median(times[5:]))
 
 
-report(with_prefetch=step_s(2), without_prefetch=step_s(0), wait_s=WAIT_S)
+report(
+    mapped_s=step_s(mapped, 2),
+    generated_s=step_s(generated, 2),
+    generated_unprefetched_s=step_s(generated, 0),
+    wait_s=WAIT_S,
+)
