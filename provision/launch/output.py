@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import threading
@@ -13,6 +14,8 @@ from provision.launch.demux import Demux, Event, Lines, MpirunText, RankData, Ra
 from provision.launch.runs import Run
 
 ERROR_LINES = 12  # of a failing rank's standard error, shown with its name
+# The child was quicker than its parent; mpirun goes on as if nothing had been.
+_HARMLESS = re.compile(r"plm:rsh: Warning: setpgid\(.*\) failed in parent")
 
 
 class Screen(Protocol):
@@ -129,5 +132,5 @@ class JobOutput:
         self._run.append("mpirun.log", text.encode("utf-8", "replace") + b"\n")
         self.mpirun_lines.append(text)
         # After a rank's own end has been told, mpirun's account of it only hides the reason.
-        if self.first_failure is None:
+        if self.first_failure is None and not _HARMLESS.search(text):
             self._screen.line(None, "err", text)

@@ -70,6 +70,7 @@ def test_the_first_failure_counts_and_hides_what_mpirun_says_of_it(run: Run) -> 
     screen = Kept()
     output = JobOutput(run, screen, 3)
     output.on_line("stderr", "a warning of mpirun")
+    output.on_line("stderr", "[h1:4514] plm:rsh: Warning: setpgid(4523,4523) failed in parent with errno=13")
     output.on_line("stdout", element(2, "e", b"Traceback\nValueError: no\n"))
     output.on_line("stdout", end(0, 0, 0, 0))
     output.on_line("stdout", end(2, 3, 0, 24))

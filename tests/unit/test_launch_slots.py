@@ -25,9 +25,12 @@ def cluster(*slots: int | None) -> Cluster:
         ((4, 4), 0, {"h1": 4, "h2": 4}, [4, 4]),
         ((4, 4), 0, {"h1": 0, "h2": 0}, [4, 4]),
         ((8, 4), 4, {"h1": 4, "h2": None}, [4, 0]),
+        ((4, 4, 4), 6, {}, [2, 2, 2]),
+        ((1, 4), 4, {}, [1, 3]),
+        ((4, 4), 5, {"h1": 4, "h2": 4}, [4, 1]),
     ],
 )
-def test_ranks_fill_slots_in_order(
+def test_ranks_spread_without_gpus_and_pack_with_them(
     slots: tuple[int | None, ...], np: int, gpus: dict[str, int | None], ranks: list[int]
 ) -> None:
     placed = seats(cluster(*slots), np, gpus)
