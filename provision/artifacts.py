@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gzip
 import hashlib
 import json
 import os
@@ -17,6 +18,9 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, cast
+
+import zstandard
 
 from provision import paths
 from provision.errors import ArtifactError, PreconditionError
@@ -181,7 +185,7 @@ def fetch_wheel(artifact: Artifact) -> Path:
     with locked(folder):
         if target.is_file() and sha256_of(target) == artifact.sha256:
             return target
-        project = artifact.file.split("-", 1)[0]
+        project = artifact.file.split("-", 1)[0].replace("_", "-")
         with tempfile.TemporaryDirectory(dir=folder) as stage:
             requirement = Path(stage) / "requirement.txt"
             requirement.write_text(f"{project}=={artifact.version} --hash=sha256:{artifact.sha256}\n")
@@ -216,11 +220,14 @@ def pip_platform(python: str, abi: str) -> list[str]:
     return [*words, "--platform", "linux_x86_64"]
 
 
-def wheelhouse(stack: str, lock: Lock, *, python: str, abi: str, given: Path | None = None) -> Path:
+def wheelhouse(
+    stack: str, lock: Lock, *, python: str, abi: str, nccl: bool = False, given: Path | None = None
+) -> Path:
     """A folder with everything the stack's environment is made of: wheels, sources, uv, the requirement locks.
 
-    It is named by those locks' digest, so that a changed lock means a new folder. `given` is a folder the user
-    filled (air-gapped sites); it must hold the very same locks.
+    With `nccl` it also holds NVIDIA's NCCL, which Horovod is then built against. The folder is named by those
+    locks' digest, so that a changed lock means a new folder. `given` is a folder the user filled (air-gapped
+    sites); it must hold the very same locks.
     """
     files = [paths.scripts_dir() / f"requirements-{stack}{part}.lock" for part in ("", "-build")]
     texts = [file.read_text("utf-8") for file in files]
@@ -238,6 +245,8 @@ def wheelhouse(stack: str, lock: Lock, *, python: str, abi: str, given: Path | N
     final = folder / f"{stack}-{key}"
     with locked(folder):
         if (final / "complete").is_file():
+            if nccl:
+                _add_nccl(lock, final)
             return final
         stage = folder / f".{stack}-{key}"  # kept when interrupted: pip skips the files that are there
         stage.mkdir(parents=True, exist_ok=True)
@@ -255,7 +264,18 @@ def wheelhouse(stack: str, lock: Lock, *, python: str, abi: str, given: Path | N
             shutil.copy2(file, stage / file.name)
         (stage / "complete").write_text(key + "\n")
         os.replace(stage, final)
+        if nccl:
+            _add_nccl(lock, final)
     return final
+
+
+def _add_nccl(lock: Lock, folder: Path) -> None:
+    pinned = lock.find("nccl-wheel")
+    if pinned is None:
+        raise ArtifactError("the lock names no NCCL")
+    if not (folder / pinned.file).is_file():
+        shutil.copy2(fetch_wheel(pinned), folder / f".{pinned.file}")
+        os.replace(folder / f".{pinned.file}", folder / pinned.file)
 
 
 def uv_binary() -> Path:
@@ -280,7 +300,8 @@ def python_archive(
     pinned = lock.find("python", version)
     if file is not None:
         known = pinned.sha256 if pinned is not None and file.name == pinned.file else None
-        return file, check_local(file, known)
+        check_local(file, known)
+        return _for_nodes(file)
     if own is not None:
         real = own.resolve()
         stamp = hashlib.sha256(f"{real}:{real.stat().st_mtime_ns}".encode()).hexdigest()[:12]
@@ -292,7 +313,26 @@ def python_archive(
         return target, sha256_of(target)
     if pinned is None:
         raise ArtifactError(f"the lock names no Python {version}")
-    return fetch(pinned, mirror=mirror, option="--python-archive"), pinned.sha256
+    return _for_nodes(fetch(pinned, mirror=mirror, option="--python-archive"))
+
+
+def _for_nodes(archive: Path) -> tuple[Path, str]:
+    """(archive, sha256) of the same archive as the nodes can unpack it: zstd is rarely there, gzip always."""
+    if not archive.name.endswith(".tar.zst"):
+        return archive, sha256_of(archive)
+    folder = paths.cache_dir() / "built"
+    target = folder / f"{archive.name.removesuffix('.tar.zst')}-{sha256_of(archive)[:12]}.tar.gz"
+    with locked(folder):
+        if not target.is_file():
+            part = target.with_suffix(".part")
+            with archive.open("rb") as packed, gzip.open(part, "wb", compresslevel=1) as out:
+                try:
+                    zstandard.ZstdDecompressor().copy_stream(packed, cast("IO[bytes]", out))
+                except zstandard.ZstdError as error:
+                    part.unlink()
+                    raise ArtifactError(f"{archive}: damaged: {error}", remedy="fetch it again") from error
+            os.replace(part, target)
+    return target, sha256_of(target)
 
 
 def _pack(python: Path, target: Path, version: str) -> None:

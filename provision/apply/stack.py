@@ -44,11 +44,20 @@ def python_archive(run: Run, platform: str) -> tuple[Path, str]:
     version, _ = PYTHON_OF_STACK[run.options.stack]
     own = None
     if run.controller is not None and run.controller.platform == platform:
-        usable = [p for p in run.controller.pythons or () if p.usable and f"{p.version}".startswith(f"{version}.")]
+        usable = [
+            p for p in run.controller.pythons or () if p.usable and f"{p.version}".startswith(f"{version}.")
+        ]
         own = Path(usable[0].path) if usable else None
     return artifacts.python_archive(
         version, run.lock, own=own, mirror=run.given.mirror, file=run.given.python_archive
     )
+
+
+def wants_nccl(run: Run, nodes: Sequence[Node]) -> bool:
+    """Whether Horovod is to be built with NCCL: asked for, or by itself where a node has a GPU and a CUDA toolkit."""
+    if run.options.gpu != "auto":
+        return run.options.gpu == "nccl"
+    return any(run.facts[node.name].gpus and run.facts[node.name].cuda for node in nodes)
 
 
 def step_runtime(run: Run, group: Group) -> None:
@@ -60,7 +69,9 @@ def step_runtime(run: Run, group: Group) -> None:
         return
     try:
         version, abi = PYTHON_OF_STACK[stack]
-        house = artifacts.wheelhouse(stack, run.lock, python=version, abi=abi, given=run.given.wheelhouse)
+        house = artifacts.wheelhouse(
+            stack, run.lock, python=version, abi=abi, nccl=wants_nccl(run, todo), given=run.given.wheelhouse
+        )
         built = paths.cache_dir() / BUILT / group.platform / "wheels"
         built.mkdir(parents=True, exist_ok=True)
         first = next((node for node in todo if node.name == group.builder), todo[0])
@@ -105,14 +116,20 @@ def bring_back(run: Run, node: Node, remote: str, built: Path, known: set[str]) 
             continue
         packed = f"{run.installer.prefixes[node.name]}/.ringmaster/built-wheels.tar"
         transport.run(["tar", "-C", remote, "-cf", packed, "--", key], timeout_s=staging.TRANSFER_TIMEOUT_S)
-        with artifacts.locked(built.parent), tempfile.TemporaryDirectory(dir=built.parent) as stage:
-            local = Path(stage) / "built.tar"
+        with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+            local = Path(folder) / "built.tar"
             transport.get(packed, local, timeout_s=staging.TRANSFER_TIMEOUT_S)
-            with tarfile.open(local) as archive:
-                archive.extractall(stage, filter="data")
-            if not (built / key).exists():
-                os.replace(Path(stage) / key, built / key)
+            keep_built(local, key, built)
         transport.run(["rm", "-f", "--", packed], timeout_s=60, check=False)
+
+
+def keep_built(packed: Path, key: str, built: Path) -> None:
+    """Put the folder `key` from a tar archive into the cache of built wheels, unless it is there."""
+    with artifacts.locked(built.parent), tempfile.TemporaryDirectory(dir=built.parent) as stage:
+        with tarfile.open(packed) as archive:
+            archive.extractall(stage, filter="data")
+        if not (built / key).exists():
+            os.replace(Path(stage) / key, built / key)
 
 
 def build_wheels_here(run: Run, group: Group, house: Path, built: Path) -> None:

@@ -6,12 +6,14 @@ import functools
 import hashlib
 import http.server
 import json
+import tarfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from provision import artifacts, paths
 from provision.artifacts import Artifact, Lock
@@ -144,3 +146,27 @@ def test_a_given_wheelhouse_must_hold_the_same_lock(tmp_path: Path) -> None:
     (tmp_path / "requirements-tf1.lock").write_text(json.dumps("another"))
     with pytest.raises(ArtifactError, match=r"requirements-tf1\.lock"):
         artifacts.wheelhouse("tf1", lock, python="3.7", abi="cp37m", given=tmp_path)
+
+
+def test_a_zstd_archive_reaches_the_nodes_as_gzip(tmp_path: Path) -> None:
+    plain = tmp_path / "cpython.tar"
+    with tarfile.open(plain, "w") as archive:
+        archive.add(__file__, "python/install/bin/python3.7")
+    packed = tmp_path / "cpython.tar.zst"
+    packed.write_bytes(zstandard.ZstdCompressor().compress(plain.read_bytes()))
+    made, digest = artifacts.python_archive("3.7", artifacts.read_lock(), own=None, mirror=None, file=packed)
+    assert digest == artifacts.sha256_of(made)
+    with tarfile.open(made, "r:gz") as archive:
+        assert archive.getnames() == ["python/install/bin/python3.7"]
+    packed.write_bytes(b"not zstd at all")
+    with pytest.raises(ArtifactError, match="damaged"):
+        artifacts.python_archive("3.7", artifacts.read_lock(), own=None, mirror=None, file=packed)
+
+
+def test_a_file_with_the_pinned_name_must_be_the_pinned_file(tmp_path: Path) -> None:
+    lock = artifacts.read_lock()
+    pinned = lock.find("python", "3.7")
+    assert pinned is not None
+    (tmp_path / pinned.file).write_bytes(b"another")
+    with pytest.raises(ArtifactError, match=pinned.sha256):
+        artifacts.python_archive("3.7", lock, own=None, mirror=None, file=tmp_path / pinned.file)
