@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from provision import apply, launch, report
@@ -13,7 +17,7 @@ from provision import healthcheck as health
 from provision.apply import Provisioned
 from provision.apply.run import Given, StepRow
 from provision.cluster import Cluster, fold, hostfile_text, write_atomically
-from provision.errors import RingmasterError, UsageError
+from provision.errors import Busy, RingmasterError, UsageError
 from provision.plan import MpiChoice, Options, Plan
 from provision.plan import make_plan as pure_plan
 from provision.sshconfig import load_ssh_config
@@ -99,7 +103,9 @@ def connections_to(cluster: Cluster, state_dir: Path) -> Connections:
     def tell(text: str) -> None:
         stderr.print(report.printable(text), style="dim", soft_wrap=True)
 
-    return Connections(known_hosts=state_dir / KNOWN_HOSTS, on_pin=tell, ssh_config=load_ssh_config(cluster.ssh_config))
+    return Connections(
+        known_hosts=state_dir / KNOWN_HOSTS, on_pin=tell, ssh_config=load_ssh_config(cluster.ssh_config)
+    )
 
 
 def make_plan(
@@ -127,11 +133,30 @@ class Progress:
             self.console.print(f"  {node}: {step}: {report.printable(words)}", style="dim", soft_wrap=True)
 
 
+@contextlib.contextmanager
+def alone(state_dir: Path) -> Iterator[None]:
+    """Hold the state directory's lock; Busy when another run has it. It ends with the process, however that ends."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    with (state_dir / "provision.lock").open("a+") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.seek(0)
+            raise Busy(
+                f"another provision is at work on {state_dir} (process {stream.read().strip() or 'unknown'})",
+                remedy="wait until it has ended, or use another working directory for another cluster",
+            ) from None
+        stream.truncate(0)
+        stream.write(f"{os.getpid()}\n")
+        stream.flush()
+        yield
+
+
 def provision(cluster: Cluster, options: Options, given: Given, state_dir: Path, hostfile: str) -> int:
     """Provision and write the files that the other tasks read; 0 only if every node is ready."""
     progress = Progress()
     started = time.monotonic()
-    with connections_to(cluster, state_dir) as connections:
+    with alone(state_dir), connections_to(cluster, state_dir) as connections:
         done = apply.provision(
             cluster,
             options,

@@ -12,6 +12,7 @@ RingmasterError             1  base
 +-- ArtifactError           4  a source archive or wheel: missing, unreachable, wrong checksum
 +-- PreconditionError      69  something must be installed or changed first; the message says what
 +-- LaunchError             5  the job was refused before it started
++-- Busy                   75  another run is at work here; try again later
 +-- NodesFailed             3  several nodes; holds one error per node
 """
 
@@ -121,6 +122,10 @@ class PreconditionError(RingmasterError):
 
 class LaunchError(RingmasterError):
     exit_status = 5
+
+
+class Busy(RingmasterError):
+    exit_status = 75
 
 
 class NodesFailed(RingmasterError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from provision import paths
@@ -53,10 +54,22 @@ def write_sums(folder: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class Place:
+    """A node's prefix, and where files for this cluster wait there: two controllers do not meet in one folder."""
+
+    prefix: str
+    cluster_id: str
+
+    @property
+    def staging(self) -> str:
+        return f"{self.prefix}/.ringmaster/staging/{self.cluster_id}"
+
+
 def distribute(
-    connections: Connections, source: Path, nodes: Sequence[Node], prefixes: Mapping[str, str], name: str
+    connections: Connections, source: Path, nodes: Sequence[Node], places: Mapping[str, Place], name: str
 ) -> dict[str, str | RingmasterError]:
-    """Bring the folder `source` to `<prefix>/.ringmaster/staging/<name>` on every node; node name -> path or error.
+    """Bring the folder `source` to every node as `<its staging path>/<name>`; node name -> path or error.
 
     The controller sends to one node. Every node that has the folder then sends it to one that has not, over
     the cluster's own SSH, so the number of nodes that have it doubles each round; where a node cannot be
@@ -67,7 +80,7 @@ def distribute(
     if not remote:
         return where
     digest = write_sums(source)
-    target = {node.name: f"{prefixes[node.name]}/.ringmaster/staging/{name}" for node in remote}
+    target = {node.name: f"{places[node.name].staging}/{name}" for node in remote}
 
     def complete(node: Node) -> bool:
         check = (
@@ -82,7 +95,12 @@ def distribute(
         connections.to(node).put_tree(source, target[node.name], timeout_s=TRANSFER_TIMEOUT_S)
 
     def from_node(sender: Node, receiver: Node) -> None:
-        argv = ["bash", f"{prefixes[sender.name]}/libexec/push_tree.sh", target[sender.name], receiver.name]
+        argv = [
+            "bash",
+            f"{places[sender.name].prefix}/libexec/push_tree.sh",
+            target[sender.name],
+            receiver.name,
+        ]
         result = connections.to(sender).run(
             [*argv, target[receiver.name]], timeout_s=TRANSFER_TIMEOUT_S, check=False
         )
@@ -124,9 +142,7 @@ def distribute(
     return where
 
 
-def drop_staging(connections: Connections, node: Node, prefix: str) -> None:
+def drop_staging(connections: Connections, node: Node, place: Place) -> None:
     """Remove what `distribute` brought; half a gigabyte of wheels is of no use once it is installed."""
     if not node.local:
-        connections.to(node).run(
-            ["rm", "-rf", "--", f"{prefix}/.ringmaster/staging"], timeout_s=SCRIPT_TIMEOUT_S, check=False
-        )
+        connections.to(node).run(["rm", "-rf", "--", place.staging], timeout_s=SCRIPT_TIMEOUT_S, check=False)

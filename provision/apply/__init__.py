@@ -71,6 +71,18 @@ def resolve_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> Cluster:
     return dataclasses.replace(cluster, nodes=tuple(resolved), networks=chosen.cidrs)
 
 
+def ready_cluster(
+    cluster: Cluster, facts: Mapping[str, NodeFacts], options: Options, id_text: str | None
+) -> Cluster:
+    """What cluster.json will hold once the nodes in `facts` are ready."""
+    return dataclasses.replace(
+        resolve_nodes(cluster, facts),
+        id=id_text,
+        stack=options.stack,
+        mpi={"from": options.mpi.kind, "version": options.mpi.version},
+    )
+
+
 def provision(
     cluster: Cluster,
     options: Options,
@@ -93,12 +105,7 @@ def provision(
         return Provisioned(None, (), errors, plan)
     logs = state_dir / "logs" / time.strftime("provision-%Y%m%d-%H%M%S")
     logs.mkdir(parents=True, exist_ok=True)
-    ready = dataclasses.replace(
-        resolve_nodes(cluster, usable),
-        id=cluster_id(state_dir),
-        stack=options.stack,
-        mpi={"from": options.mpi.kind, "version": options.mpi.version},
-    )
+    ready = ready_cluster(cluster, usable, options, cluster_id(state_dir))
     prefixes = {name: own.prefix for name, own in usable.items()}
     run = Run(
         cluster=ready,
@@ -127,7 +134,7 @@ def provision(
     finished = run.active(plan.node_names)
     fan_out(
         finished,
-        lambda node: staging.drop_staging(connections, node, prefixes[node.name]),
+        lambda node: staging.drop_staging(connections, node, run.places()[node.name]),
         deadline_s=staging.SCRIPT_TIMEOUT_S * 2,
         what="tidy up",
     )

@@ -31,7 +31,7 @@ def step_ssh_mesh(run: Run, state_dir: Path) -> None:
 
         def push(node: Node) -> None:
             transport = run.connections.to(node)
-            base = f"{run.installer.prefixes[node.name]}/.ringmaster/mesh"
+            base = f"{run.places()[node.name].staging}/mesh"
             transport.run(["mkdir", "-p", "-m", "700", "--", base], timeout_s=30)
             transport.put(private, f"{base}/id_ed25519", mode=0o600, timeout_s=60)
             transport.put(public, f"{base}/id_ed25519.pub", timeout_s=60)

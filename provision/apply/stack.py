@@ -114,7 +114,7 @@ def bring_back(run: Run, node: Node, remote: str, built: Path, known: set[str]) 
     for key in listing:
         if key in known or key.startswith(".") or key == staging.SUMS:
             continue
-        packed = f"{run.installer.prefixes[node.name]}/.ringmaster/built-wheels.tar"
+        packed = f"{run.places()[node.name].staging}/built-wheels.tar"
         transport.run(["tar", "-C", remote, "-cf", packed, "--", key], timeout_s=staging.TRANSFER_TIMEOUT_S)
         with tempfile.TemporaryDirectory(dir=built.parent) as folder:
             local = Path(folder) / "built.tar"

@@ -40,6 +40,18 @@ class Lab:
         assert "Traceback (most recent call last)" not in done.stderr, text
         return done
 
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start a task and do not wait; its two streams come as one."""
+        return subprocess.Popen(
+            [str(PROGRAM), *words],
+            cwd=self.cwd,
+            env=dict(os.environ, NO_COLOR="1", PYTHONUNBUFFERED="1"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
     def provision(self, hosts: str, *words: str, timeout_s: float = 900.0, expect: int | None = 0) -> str:
         """Provision with the prebuilt Open MPI over the testbed's SSH configuration; returns standard output."""
         given = ["--hosts", hosts, "--ssh-config", str(self.bed.ssh_config)]

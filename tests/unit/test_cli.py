@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -90,3 +91,17 @@ def test_ringmaster_has_the_same_tasks_from_any_directory(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert [row["name"] for row in json.loads(done.stdout)] == ["h1", "h2"]
+
+
+def test_a_second_provision_at_the_same_time_is_told_to_wait(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    with (state / "provision.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        held.write("4242\n")
+        held.flush()
+        words = ["provision", "--local", "--mpi", "wheel", "--prefix", str(tmp_path / "local")]
+        done = fab(*words, "--hostfile", str(tmp_path / "hostfile"), state=state)
+    assert done.returncode == 75
+    assert "process 4242" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["state"]
