@@ -22,7 +22,7 @@ LAYERS = [
     {"healthcheck", "steps"},
     {"apply"},
     {"console"},
-    {"cli"},
+    {"cli", "ansible_support"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 THE_ONLY_IMPORTERS = {
