@@ -2,6 +2,8 @@
 # The controller's own environment: what quickstart and test need before any Python of this project can run.
 # Sourced; the caller has set `root` (the checkout) and `set -Eeuo pipefail`.
 
+: "${root:?the checkout that the environment belongs to}"
+
 controller_note() { printf '==> %s\n' "$*" >&2; }
 
 controller_fail() {

@@ -57,7 +57,13 @@ def allreduce():
                 errors.append(float(np.max(np.abs(got - expected))))
     seconds = time.time() - started
     hvd.shutdown()
-    return {"rank": rank, "size": size, "max_error": max(errors), "seconds": seconds, "host": socket.gethostname()}
+    return {
+        "rank": rank,
+        "size": size,
+        "max_error": max(errors),
+        "seconds": seconds,
+        "host": socket.gethostname(),
+    }
 
 
 if __name__ == "__main__":

@@ -66,11 +66,14 @@ def start(command):
             os._exit(1)
         os.dup2(out_write, 1)
         os.dup2(err_write, 2)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these; the program starts with none ignored
+        for number in (
+            signal.SIGPIPE,
+            signal.SIGXFSZ,
+        ):  # Python ignores these; the program starts with none ignored
             signal.signal(number, signal.SIG_DFL)
         os.execvp(command[0], command)
     except OSError as error:
-        os.write(2, "{}: {}\n".format(command[0], error.strerror).encode())
+        os.write(2, f"{command[0]}: {error.strerror}\n".encode())
     finally:
         os._exit(127)
 
@@ -149,7 +152,14 @@ def pump(child, streams, stopped_limit_s):
 def main(command):
     pid, out, err = start(command)
     # mpirun signals the whole process group; this process has to live until the program's last words are out.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP):
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGTSTP,
+    ):
         signal.signal(number, signal.SIG_IGN)
     child = Child(pid)
     totals = pump(child, {out: b"o", err: b"e"}, float(os.environ.get("RINGMASTER_STOPPED_LIMIT_S", "60")))

@@ -36,7 +36,12 @@ def test_the_recorded_host_can_build() -> None:
 
 def test_one_builder_for_each_platform() -> None:
     other = dataclasses.replace(RECORDED.os, version="11")
-    given = {"h1": facts("a", tools=NO_COMPILER), "h2": facts("b"), "h3": facts("c", os=other), "h4": facts("d")}
+    given = {
+        "h1": facts("a", tools=NO_COMPILER),
+        "h2": facts("b"),
+        "h3": facts("c", os=other),
+        "h4": facts("d"),
+    }
     plan = make_plan(cluster("h1", "h2", "h3", "h4"), given, SOURCE, controller=None)
     assert [(g.nodes, g.builder) for g in plan.groups] == [(("h1", "h2", "h4"), "h2"), (("h3",), "h3")]
 
