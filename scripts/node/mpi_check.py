@@ -49,7 +49,7 @@ def allreduce():
     started = time.time()
     with tf.Graph().as_default():
         inputs = [np.arange(count, dtype=np.float64) + rank for count in ELEMENTS]
-        sums = [hvd.allreduce(tf.constant(each), op=hvd.Sum, name="check.%d" % len(each)) for each in inputs]
+        sums = [hvd.allreduce(tf.constant(each), op=hvd.Sum, name=f"check.{len(each)}") for each in inputs]
         threads = tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
         with tf.Session(config=threads) as session:
             for count, got in zip(ELEMENTS, session.run(sums)):
