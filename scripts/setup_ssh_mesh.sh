@@ -155,10 +155,13 @@ is_current() {
 
 same_file() { [[ -f $1 && $(stat -c %a "$1") == "$2" ]] && cmp -s - "$1"; }
 
+# helper_mode FILE: as in a checkout, because a job that is launched brings them in those modes.
+helper_mode() { if [[ $1 == *.py ]]; then printf 644; else printf 755; fi; }
+
 helpers_current() {
     local helper
     for helper in "$RM_SCRIPTS_DIR/node/"*.sh "$RM_SCRIPTS_DIR/node/"*.py; do
-        [[ ! -f $helper ]] || same_file "$PREFIX/libexec/${helper##*/}" 755 <"$helper" || return 1
+        [[ ! -f $helper ]] || same_file "$PREFIX/libexec/${helper##*/}" "$(helper_mode "$helper")" <"$helper" || return 1
     done
 }
 
@@ -192,7 +195,7 @@ install() {
     known_hosts_text >"$new/known_hosts"
     peers_text >"$new/peers.tsv"
     for helper in "$RM_SCRIPTS_DIR/node/"*.sh "$RM_SCRIPTS_DIR/node/"*.py; do
-        [[ ! -f $helper ]] || write_file "$PREFIX/libexec/${helper##*/}" 0755 <"$helper"
+        [[ ! -f $helper ]] || write_file "$PREFIX/libexec/${helper##*/}" "0$(helper_mode "$helper")" <"$helper"
     done
     [[ -n ${OPT[no-authorize]:-} ]] || authorize
     marker_text >"$new/.ringmaster.json"
