@@ -159,9 +159,10 @@ same_file() { [[ -f $1 && $(stat -c %a "$1") == "$2" ]] && cmp -s - "$1"; }
 helper_mode() { if [[ $1 == *.py ]]; then printf 644; else printf 755; fi; }
 
 helpers_current() {
-    local helper
+    local helper mode
     for helper in "$RM_SCRIPTS_DIR/node/"*.sh "$RM_SCRIPTS_DIR/node/"*.py; do
-        [[ ! -f $helper ]] || same_file "$PREFIX/libexec/${helper##*/}" "$(helper_mode "$helper")" <"$helper" || return 1
+        mode=$(helper_mode "$helper")
+        [[ ! -f $helper ]] || same_file "$PREFIX/libexec/${helper##*/}" "$mode" <"$helper" || return 1
     done
 }
 
@@ -185,7 +186,7 @@ is_authorized() {
 preconditions() { need flock mktemp sha256sum cmp stat; }
 
 install() {
-    local new=$STAGE/new/ssh helper
+    local new=$STAGE/new/ssh helper mode
     mkdir -p "$STAGE/new"
     mkdir -m 0700 "$new"
     # Closed to others from the moment it exists, whatever the umask.
@@ -195,7 +196,8 @@ install() {
     known_hosts_text >"$new/known_hosts"
     peers_text >"$new/peers.tsv"
     for helper in "$RM_SCRIPTS_DIR/node/"*.sh "$RM_SCRIPTS_DIR/node/"*.py; do
-        [[ ! -f $helper ]] || write_file "$PREFIX/libexec/${helper##*/}" "0$(helper_mode "$helper")" <"$helper"
+        mode=$(helper_mode "$helper")
+        [[ ! -f $helper ]] || write_file "$PREFIX/libexec/${helper##*/}" "0$mode" <"$helper"
     done
     [[ -n ${OPT[no-authorize]:-} ]] || authorize
     marker_text >"$new/.ringmaster.json"
