@@ -1,5 +1,6 @@
 """The only importer of TensorFlow (as its 1.x API) and of Horovod (on demand)."""
 
+import contextlib
 import os
 import warnings
 
@@ -22,7 +23,7 @@ with warnings.catch_warnings():
 _deprecation._PRINT_DEPRECATION_WARNINGS = False
 _module_wrapper._PER_MODULE_WARNING_LIMIT = 0
 
-__all__ = ["horovod", "is_dataset", "replace_input", "tf", "variant_of"]
+__all__ = ["called_layers", "horovod", "is_dataset", "replace_input", "tf", "variant_of"]
 
 
 def horovod():
@@ -41,6 +42,23 @@ def horovod():
             "training"
         ) from error
     return hvd
+
+
+@contextlib.contextmanager
+def called_layers():
+    """Collect in a list every Keras layer that is called meanwhile: a tensor does not tell which layer made it."""
+    layers, call = [], tf.keras.layers.Layer.__call__
+
+    def noted_call(self, *arguments, **options):
+        if not any(layer is self for layer in layers):
+            layers.append(self)
+        return call(self, *arguments, **options)
+
+    tf.keras.layers.Layer.__call__ = noted_call
+    try:
+        yield layers
+    finally:
+        tf.keras.layers.Layer.__call__ = call
 
 
 def is_dataset(value):

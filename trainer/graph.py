@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional, Tuple
 import numpy as np
 
 from trainer import data
-from trainer.compat import horovod, tf
+from trainer.compat import called_layers, horovod, tf
 from trainer.results import training_result
 from trainer.spec import INFINITE, UNKNOWN, warmup_step_count
 
@@ -65,8 +65,9 @@ def build_training_graph(spec, ranks, samples):
     iterator = tf.data.make_initializable_iterator(batches)
     batch = iterator.get_next()
     (x, y), next_count = batch if lookahead else (batch, None)
-    network, loss, log_tensors = training_result(spec.build_training_func(x, y))
-    updates = _updates_of(network)
+    with called_layers() as layers:
+        network, loss, log_tensors = training_result(spec.build_training_func(x, y))
+    updates = _updates_of(network, layers)
 
     global_step = tf.train.get_or_create_global_step()
     learning_rate = _learning_rate(spec, ranks.size, global_step)
@@ -109,12 +110,14 @@ def _state_variable(spec):
     return tf.Variable(start, trainable=False, use_resource=True, name="trainer/state")
 
 
-def _updates_of(network):
+def _updates_of(network, layers):
     """Return the update operations of the training network, such as those of batch normalisation."""
     updates = list(tf.get_collection(tf.GraphKeys.UPDATE_OPS))
-    if isinstance(network, tf.keras.layers.Layer):
-        # Keras layers keep their updates to themselves.
-        updates.extend(update for update in network.updates if update not in updates)
+    graph = tf.get_default_graph()
+    # Keras layers keep their updates to themselves, and a layer may have been called in another graph before.
+    owners = [*layers, network] if isinstance(network, tf.keras.layers.Layer) else layers
+    for layer in owners:
+        updates.extend(u for u in layer.updates if u not in updates and getattr(u, "graph", None) is graph)
     return updates
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -22,12 +23,21 @@ def as_scalar(value):
     return float(array.reshape(())) if array.size == 1 and array.dtype.kind in "biuf" else None
 
 
+def _as_json(value):
+    """Return lists, numbers or bytes as JSON has them; it has no NaN and no infinity, which become null."""
+    if isinstance(value, list):
+        return [_as_json(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def log_line(step, last_step, values, samples_per_s):
     """Format one line: step, every logged value, samples per second over all ranks."""
     parts = [f"step {step}" if last_step is None else f"step {step}/{last_step}"]
     for name, value in values.items():
         number = as_scalar(value)
-        parts.append("{} {}".format(name, value if number is None else f"{number:.6g}"))
+        parts.append("{} {}".format(name, _as_json(value) if number is None else f"{number:.6g}"))
     if samples_per_s is not None:
         parts.append(f"{samples_per_s:.0f} samples/s")
     return ", ".join(parts)
@@ -45,11 +55,15 @@ def bar_line(step, last_step, samples_per_s, width=_BAR_WIDTH):
 
 
 class ProgressBar:
-    """One line at the bottom of a terminal, redrawn in place; writes nothing to anything else."""
+    """One line at the bottom of a terminal, redrawn in place; writes nothing to anything else.
+
+    With RINGMASTER_TTY=1 the stream is a pipe at whose other end there is a terminal.
+    """
 
     def __init__(self, stream=None):
         self._stream = sys.stderr if stream is None else stream
-        self.is_shown = self._stream.isatty()
+        self._is_terminal = self._stream.isatty()
+        self.is_shown = self._is_terminal or os.environ.get("RINGMASTER_TTY") == "1"
         self._drawn_at_s = 0.0
         self._length = 0
 
@@ -66,7 +80,8 @@ class ProgressBar:
     def clear(self):
         """Take the bar off the terminal, so that a line can be written."""
         if self._length:
-            self._write("\r" + " " * self._length + "\r")
+            # The reader of the pipe replaces the whole bar by what comes next.
+            self._write("\r" + " " * self._length + "\r" if self._is_terminal else "\r")
             self._length = 0
 
     def _write(self, text):
@@ -94,10 +109,10 @@ class MetricsWriter:
             if value is None:
                 continue
             number = as_scalar(value)
-            record[name] = np.asarray(value).tolist() if number is None else number
+            record.setdefault(name, _as_json(np.asarray(value).tolist() if number is None else number))
             if number is not None:
                 summary.value.add(tag=name, simple_value=number)
-        self._lines.write(json.dumps(record) + "\n")
+        self._lines.write(json.dumps(record, allow_nan=False) + "\n")
         self._lines.flush()
         self._events.add_summary(summary, int(step))
 
@@ -108,18 +123,20 @@ class MetricsWriter:
 
 
 class Reporter:
-    """Rank 0's voice: turns the progress of the training into lines, a bar and metrics."""
+    """A rank's voice: turns the progress of the training into lines, and on rank 0 a bar and metrics."""
 
-    def __init__(self, log_step_size, metrics_dir):
-        self._log_step_size = log_step_size
-        self._bar = ProgressBar()
-        self._metrics = MetricsWriter(metrics_dir) if metrics_dir is not None else None
-        self._mark = None  # (time, samples) at the last report
+    def __init__(self, ranks, metrics_dir):
+        self._prefix = "" if ranks.is_master else f"rank {ranks.rank}: "
+        self._bar = ProgressBar() if ranks.is_master else None
+        self._metrics = MetricsWriter(metrics_dir) if metrics_dir is not None and ranks.is_master else None
+        self._mark = None  # (time, samples) from which the rate is taken
+        self._has_stepped = False
         self._rate = None
 
-    def is_due(self, step):
-        """Say whether the values of `step` are wanted."""
-        return step % self._log_step_size == 0
+    def step_begins(self, samples):
+        """Note the start of the first step."""
+        if self._mark is None:
+            self._mark = (time.monotonic(), samples)
 
     def step_done(self, step, last_step, samples, values, extra):
         """Report a finished step.
@@ -130,19 +147,18 @@ class Reporter:
             extra: name -> value for the metrics files only.
         """
         now_s = time.monotonic()
-        if self._mark is None:
-            # The first step pays for start-up; the rate is taken from here on.
-            self._mark = (now_s, samples)
-        if values is None:
-            self._bar.draw(step, last_step, self._rate)
-            return
         elapsed_s = now_s - self._mark[0]
-        if elapsed_s > 0 and samples > self._mark[1]:
+        if values is not None and elapsed_s > 0 and samples > self._mark[1]:
             self._rate = (samples - self._mark[1]) / elapsed_s
-        self._mark = (now_s, samples)
-        self.say(log_line(step, last_step, values, self._rate))
-        self._bar.draw(step, last_step, self._rate)
-        if self._metrics is not None:
+        if values is not None or not self._has_stepped:
+            # The first step pays for start-up: it counts for its own line only.
+            self._mark = (now_s, samples)
+        self._has_stepped = True
+        if values is not None:
+            self.say("%s", log_line(step, last_step, values, self._rate))
+        if self._bar is not None:
+            self._bar.draw(step, last_step, self._rate)
+        if values is not None and self._metrics is not None:
             self._metrics.write(step, dict(values, samples_per_s=self._rate, **extra))
 
     def pause(self, seconds):
@@ -152,12 +168,17 @@ class Reporter:
 
     def say(self, message, *arguments):
         """Log a line, above the bar."""
-        self._bar.clear()
-        logger.info(message, *arguments)
+        self.clear_bar()
+        logger.info(self._prefix + message, *arguments)
+
+    def clear_bar(self):
+        """Take the bar away before somebody else writes."""
+        if self._bar is not None:
+            self._bar.clear()
 
     def close(self):
         """End the bar and the files."""
-        self._bar.clear()
+        self.clear_bar()
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None

@@ -1,8 +1,9 @@
-"""This process among the ranks: start of Horovod, devices, and the end of the whole job when one rank "
-"fails."""
+"""This process among the ranks: start of Horovod, devices, and the end of the whole job when one rank fails."""
 
+import contextlib
 import logging
 import os
+import socket
 import sys
 import time
 import traceback
@@ -20,6 +21,10 @@ _YIELD_S = 10.0
 
 class SharedError(ValueError):
     """An error that every rank raises alike; rank 0 alone shows it."""
+
+
+class HostError(ValueError):
+    """An error that every rank on one host raises alike; the first of them alone shows it."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +51,13 @@ def start():
     hvd = horovod()
     hvd.init()
     ranks = Ranks(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
-    launched = os.environ.get("OMPI_COMM_WORLD_SIZE")
-    if launched is not None and int(launched) != ranks.size:
-        raise RuntimeError(
-            f"trainer: mpirun started {launched} ranks, but Horovod sees {ranks.size}; expected the same number: "
-            "the mpirun in use and the MPI that Horovod was built with differ"
-        )
+    for name in ("RINGMASTER_NP", "OMPI_COMM_WORLD_SIZE"):
+        launched = os.environ.get(name)
+        if launched is not None and launched != str(ranks.size):
+            raise RuntimeError(
+                f"trainer: {launched} ranks were started ({name}), but Horovod sees {ranks.size}; expected the same "
+                "number: the mpirun in use and the MPI that Horovod was built with differ"
+            )
     if not isinstance(sys.excepthook, _EndJob):
         sys.excepthook = _EndJob(ranks, sys.excepthook)
     return ranks
@@ -62,6 +68,12 @@ def has_failed():
     return isinstance(sys.excepthook, _EndJob) and sys.excepthook.has_failed
 
 
+def before_last_words(action):
+    """Call `action` before an uncaught exception is shown."""
+    if isinstance(sys.excepthook, _EndJob):
+        sys.excepthook.actions.append(action)
+
+
 class _EndJob:
     """An excepthook that shows the traceback and then ends the whole job."""
 
@@ -69,27 +81,39 @@ class _EndJob:
         self._ranks = ranks
         self._previous = previous
         self.has_failed = False
+        self.actions = []
 
     def __call__(self, kind, error, trace):
-        ranks = self._ranks
         self.has_failed = True
-        if ranks.size == 1 or issubclass(kind, KeyboardInterrupt):
+        for action in self.actions:
+            with contextlib.suppress(OSError, ValueError):
+                action()
+        if self._ranks.size == 1 or issubclass(kind, KeyboardInterrupt):
             self._previous(kind, error, trace)
             return
-        if not issubclass(kind, SharedError):
-            sys.stdout.flush()
+        try:
+            self._tell(kind, error, trace)
+        finally:
+            # No ordinary exit: it would finalise MPI first, and mpirun takes a finalised rank for a finished one
+            # while the others wait for it in their next allreduce.
+            os._exit(1)
+
+    def _tell(self, kind, error, trace):
+        ranks = self._ranks
+        if not issubclass(kind, (SharedError, HostError)):
             text = "".join(traceback.format_exception(kind, error, trace))
-            sys.stderr.write(f"trainer: rank {ranks.rank} of {ranks.size} failed:\n{text}")
-        elif ranks.is_master:
-            sys.stdout.flush()
-            sys.stderr.write(f"trainer: {error}\n")
+            text = f"trainer: rank {ranks.rank} of {ranks.size} failed:\n{text}"
+        elif ranks.local_rank == 0 if issubclass(kind, HostError) else ranks.is_master:
+            text = f"trainer: {error}\n"
         else:
             time.sleep(_YIELD_S)
+            return
+        # What goes first may be closed; the reason is told all the same.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        sys.stderr.write(text)
         sys.stderr.flush()
         time.sleep(_FORWARD_S)
-        # No ordinary exit: it would finalise MPI first, and mpirun takes a finalised rank for a finished one
-        # while the others wait for it in their next allreduce.
-        os._exit(1)
 
 
 def visible_gpus():
@@ -101,14 +125,15 @@ def session_config(ranks, gpus):
     """Make the session's configuration: one of `gpus` GPUs per local rank, or a share of the host's cores.
 
     Raises:
-        SharedError: there are GPUs, but fewer than local ranks.
+        HostError: there are GPUs, but fewer than local ranks.
     """
     config = tf.ConfigProto()
     if gpus:
         if ranks.local_size > gpus:
-            raise SharedError(
-                f"{ranks.local_size} ranks on this host for {gpus} visible GPU{'' if gpus == 1 else 's'}; expected at "
-                "most one rank per GPU: start fewer ranks here, or hide the GPUs with CUDA_VISIBLE_DEVICES=''"
+            raise HostError(
+                f"{socket.gethostname()}: {ranks.local_size} ranks on this host for {gpus} visible "
+                f"GPU{'' if gpus == 1 else 's'}; expected at most one rank per GPU: start fewer ranks here, or hide "
+                "the GPUs with CUDA_VISIBLE_DEVICES=''"
             )
         config.gpu_options.allow_growth = True
         # Only where there is a GPU: naming one on a host without any aborts the process.
@@ -130,15 +155,19 @@ def cpu_threads(local_size):
     return max(1, len(os.sched_getaffinity(0)) // local_size)
 
 
+def does_log(ranks):
+    """Say whether this rank logs its steps: rank 0, and with TRAINER_LOG_RANKS=all every rank."""
+    return ranks.is_master or os.environ.get("TRAINER_LOG_RANKS") == "all"
+
+
 def set_up_logging(ranks):
-    """Let rank 0 log; the others keep to warnings unless TRAINER_LOG_RANKS=all."""
+    """Let the ranks that log do so; the others keep to warnings."""
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
         logger.addHandler(handler)
         logger.propagate = False
-    talks = ranks.is_master or os.environ.get("TRAINER_LOG_RANKS") == "all"
-    if not talks:
+    if not does_log(ranks):
         logger.setLevel(logging.WARNING)
     elif logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)

@@ -13,6 +13,9 @@ UNKNOWN = -2
 # Without a wish of the user: enough batches to ride out jitter, few enough to bound the memory.
 MAX_DEFAULT_PREFETCH_BATCHES = 16
 
+# What a signed 64-bit tensor holds, with room to count up from it.
+MAX_SEED = 2**62
+
 
 def _is_int(value):
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
@@ -142,6 +145,8 @@ class TrainSpec:
             )
         if self.seed is not None:
             _check_int("seed", self.seed, 0)
+            if self.seed > MAX_SEED:
+                raise ValueError(f"seed: got {self.seed!r}, expected an integer <= {MAX_SEED}")
         if self.save_checkpoint_secs is not None:
             _check_number("save_checkpoint_secs", self.save_checkpoint_secs, above=0)
         if self.save_checkpoint_steps is not None:

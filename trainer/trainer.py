@@ -9,15 +9,28 @@ import weakref
 from trainer import data
 from trainer.compat import tf
 from trainer.graph import build_training_graph
-from trainer.hooks import BroadcastHook, LastCheckpointHook, StepHook
+from trainer.hooks import BroadcastHook, LastCheckpointHook, SharedStopHook, StepHook, SummaryHook
 from trainer.progress import Reporter
-from trainer.ranks import has_failed, session_config, set_up_logging, start, visible_gpus
+from trainer.ranks import (
+    before_last_words,
+    does_log,
+    has_failed,
+    session_config,
+    set_up_logging,
+    start,
+    visible_gpus,
+)
 from trainer.results import short_name
-from trainer.spec import TrainSpec, warmup_step_count
+from trainer.spec import INFINITE, TrainSpec, warmup_step_count
 from trainer.validation import Validation
 
 # Far enough apart that two runs' seeds do not meet on different ranks.
 _SEED_STRIDE = 1000003
+
+_SUMMARY_STEPS = 100  # as a MonitoredTrainingSession has it
+
+# What Horovod calls the end of its work on another rank; it has no error class of its own.
+_RANK_LEFT = "Horovod has been shut down"
 
 
 class Trainer:
@@ -45,8 +58,8 @@ class Trainer:
         warmup_epochs: the same, in epochs (the part of `training_dataset` before its `repeat`).
         gradient_compression: "none", or "fp16" to send gradients as 16-bit floats.
         metrics_dir: rank 0 writes `metrics.jsonl` and TensorBoard scalars there.
-        hooks: more session hooks, run on every rank (those that save checkpoints or summaries on rank 0 only). A
-            hook that asks to stop must do so at the same step on all ranks.
+        hooks: more session hooks, run on every rank (those that save checkpoints or summaries on rank 0 only). One
+            that asks to stop stops all ranks after the same step.
         seed: makes initial weights and the order of the data repeatable.
         save_checkpoint_secs: seconds between checkpoints; there is always one at the end.
         save_checkpoint_steps: steps between checkpoints; takes the place of `save_checkpoint_secs`.
@@ -106,6 +119,13 @@ class Trainer:
         # Refuses an epoch of unknown length before MPI starts.
         warmup_step_count(spec, data.samples_per_epoch(training_dataset), 1)
         feeds = data.feeds_of(training_dataset)
+        if validation_dataset is not None:
+            data.feeds_of(validation_dataset)
+            if data.count_samples(validation_dataset) == INFINITE:
+                raise ValueError(
+                    "validation_dataset: it never ends; expected a dataset without .repeat(), which is read once "
+                    "for each validation"
+                )
 
         self._ranks = start()
         set_up_logging(self._ranks)
@@ -116,7 +136,9 @@ class Trainer:
         graph = build_training_graph(spec, self._ranks, samples)
         self._train_op, self._training_network = graph.train_op, graph.network
         self._validation = None if validation_dataset is None else Validation(spec, self._ranks)
-        self._reporter = Reporter(log_step_size, metrics_dir) if self.is_master else None
+        self._reporter = Reporter(self._ranks, metrics_dir) if does_log(self._ranks) else None
+        if self._reporter is not None:
+            before_last_words(self._reporter.clear_bar)
         self._steps = StepHook(spec, self._ranks, graph, samples, feeds, self._reporter)
         self._session = self._make_session(config, graph.shuffle_seeds)
         atexit.register(_close, weakref.ref(self))
@@ -166,6 +188,7 @@ class Trainer:
 
         Raises:
             tf.errors.OutOfRangeError: training is over, on all ranks.
+            RuntimeError: another rank has left the training.
         """
         if self._session.should_stop():
             raise tf.errors.OutOfRangeError(None, None, f"training is over after step {self.global_step}")
@@ -177,6 +200,13 @@ class Trainer:
                 "promised; expected the same number "
                 "of samples every time it is read"
             ) from error
+        except tf.errors.UnknownError as error:
+            if _RANK_LEFT not in str(error):
+                raise
+            raise RuntimeError(
+                f"trainer: another rank left the training before step {self.global_step + 1}; expected every rank "
+                "to make the same steps: leave the loop on all ranks at the same step, or on none"
+            ) from None
 
     def train_to_end(self):
         """Train until the data or `max_iteration` is used up."""
@@ -204,21 +234,29 @@ class Trainer:
 
     def _make_session(self, config, shuffle_seeds):
         spec = self._spec
-        hooks = [BroadcastHook(shuffle_seeds), self._steps]
+        hooks = [BroadcastHook(self._ranks, shuffle_seeds), self._steps]
+        one_writer = (tf.train.CheckpointSaverHook, tf.train.SummarySaverHook)
+        hooks.extend(hook for hook in spec.hooks if self.is_master or not isinstance(hook, one_writer))
+        if spec.hooks and self._ranks.size > 1:
+            hooks.append(SharedStopHook(self._train_op))
         scaffold = tf.train.Scaffold()
         if spec.checkpoint_dir is not None and self.is_master:
             os.makedirs(str(spec.checkpoint_dir), exist_ok=True)
+            directory = str(spec.checkpoint_dir)
+            hooks.append(
+                SummaryHook(
+                    self._train_op, save_steps=_SUMMARY_STEPS, output_dir=directory, scaffold=scaffold
+                )
+            )
             by_steps = spec.save_checkpoint_steps
             hooks.append(
                 LastCheckpointHook(
-                    str(spec.checkpoint_dir),
+                    directory,
                     save_secs=None if by_steps else spec.save_checkpoint_secs,
                     save_steps=by_steps,
                     scaffold=scaffold,
                 )
             )
-        one_writer = (tf.train.CheckpointSaverHook, tf.train.SummarySaverHook)
-        hooks.extend(hook for hook in spec.hooks if self.is_master or not isinstance(hook, one_writer))
         return tf.train.MonitoredTrainingSession(
             checkpoint_dir=str(spec.checkpoint_dir)
             if spec.checkpoint_dir is not None and self.is_master
@@ -226,6 +264,8 @@ class Trainer:
             scaffold=scaffold,
             hooks=hooks,
             save_checkpoint_secs=None,
+            save_summaries_steps=None,
+            save_summaries_secs=None,
             config=config,
         )
 

@@ -22,7 +22,11 @@ class Validation:
         self._iterator = tf.data.make_initializable_iterator(batches)
         self._feeds = data.feeds_of(spec.validation_dataset)
         x, y = self._iterator.get_next()
+        summaries = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
+        training_summaries = list(summaries)
         self.metrics = validation_result(spec.build_validation_func(x, y))
+        # A training step that writes summaries has no validation samples to make these from.
+        summaries[:] = training_summaries
         self._rows = tf.shape(tf.nest.flatten(x)[0])[0]
         self._values = [tf.reduce_mean(tf.cast(metric, tf.float64)) for metric in self.metrics]
         self._sums = tf.placeholder(tf.float64, [len(self.metrics) + 1], name="trainer/validation_sums")
