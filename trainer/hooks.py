@@ -86,6 +86,13 @@ class StepHook(tf.train.SessionRunHook):
         if self._reporter is not None and self.step:
             self._reporter.say("restored step %d, %d samples into the training data", self.step, position)
         if plan.steps == 0:
+            if self._reporter is not None and not self.step:
+                self._reporter.say(
+                    "no step to make: max_iteration %s is less than one mini-batch for each of %d rank%s",
+                    self._spec.max_iteration,
+                    size,
+                    "" if size == 1 else "s",
+                )
             self._finish(coord)
             return
         session.run(graph.iterator.initializer, feed_dict=self._feeds)

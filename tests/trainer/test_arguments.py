@@ -9,7 +9,8 @@ import pytest
 import trainer
 from tests.trainer.launch import ROOT
 from trainer.compat import tf
-from trainer.ranks import Ranks, SharedError, session_config
+from trainer.ranks import HostError, Ranks, session_config
+from trainer.spec import INFINITE, plan_steps
 
 
 def _pairs(count=8):
@@ -80,6 +81,18 @@ BAD = [
     ("compression", {"gradient_compression": "fp8"}, ValueError, "'fp8'"),
     ("hook", {"hooks": ["x"]}, TypeError, "SessionRunHook"),
     ("seed", {"seed": -1}, ValueError, "seed: got -1"),
+    ("seed beyond 64 bits", {"seed": 2**63}, ValueError, "seed: got 9223372036854775808"),
+    ("endless validation", {"validation_dataset": lambda: _pairs().repeat()}, ValueError, "never ends"),
+    (
+        "validation placeholder",
+        {
+            "validation_dataset": lambda: tf.data.Dataset.from_tensor_slices(
+                (tf.placeholder(tf.float32, [4, 1]),) * 2
+            )
+        },
+        ValueError,
+        "from_arrays",
+    ),
     ("checkpoint dir", {"checkpoint_dir": 3}, TypeError, "checkpoint_dir: got 3"),
 ]
 
@@ -187,7 +200,7 @@ def test_arrays_stay_out_of_the_graph():
 
 
 def test_more_ranks_than_gpus_names_both():
-    with pytest.raises(SharedError, match=r"3 ranks on this host for 2 visible GPUs"):
+    with pytest.raises(HostError, match=r"^\S+: 3 ranks on this host for 2 visible GPUs"):
         session_config(Ranks(0, 3, 0, 3), gpus=2)
 
 
@@ -199,3 +212,13 @@ def test_one_gpu_for_each_local_rank():
 
 def test_no_gpu_is_named_where_there_is_none():
     assert session_config(Ranks(0, 1, 0, 1), gpus=0).gpu_options.visible_device_list == ""
+
+
+@pytest.mark.parametrize("limit", [1e300, 10**30, 2**63 - 1])
+@pytest.mark.parametrize(("samples", "steps"), [(100, 13), (0, 0)])
+def test_limit_beyond_64_bits_is_no_limit(limit, samples, steps):
+    plan = plan_steps(
+        samples, np.int64(0), size=2, batch_size=4, minibatches_done=np.int64(3), max_iteration=limit
+    )
+    assert plan.steps == steps
+    assert plan_steps(INFINITE, 0, size=2, batch_size=4, max_iteration=limit).steps == limit // 2

@@ -2,11 +2,13 @@
 
 import json
 import re
+import subprocess
+import sys
 import time
 
 import pytest
 
-from tests.trainer.launch import WORKERS, run, run_worker
+from tests.trainer.launch import ROOT, WORKERS, run, run_worker
 
 AT_STEP = 3
 
@@ -75,3 +77,40 @@ def test_users_network(wish, tmp_path):
     assert all(record["word"] == "a" and record["samples_per_s"] > 0 for record in records)
     # The terminal is at the other end of a pipe.
     assert "100%  step 4/4" in job.output
+
+
+_LAST_WORDS = """
+import sys
+from trainer.ranks import HostError, Ranks, _EndJob
+sys.excepthook = _EndJob(Ranks(rank=3, size=4, local_rank=0, local_size=2), sys.excepthook)
+if sys.argv[1] == "closed":
+    sys.stdout.close()
+raise {"host": HostError, "closed": KeyError}[sys.argv[1]]("the cause of it all")
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "first", "last"),
+    [
+        # Rank 0 is on another host, which has no such error and would not tell.
+        ("host", "trainer: the cause of it all", "trainer: the cause of it all"),
+        ("closed", "trainer: rank 3 of 4 failed:", "KeyError: 'the cause of it all'"),
+    ],
+)
+def test_last_words(case, first, last):
+    done = subprocess.run(
+        [sys.executable, "-c", _LAST_WORDS, case],
+        cwd=str(ROOT),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert (lines[0], lines[-1]) == (first, last)
+
+
+def test_limit_below_one_step_is_said(tmp_path):
+    job = run(WORKERS / "too_few.py", 1, "limit", report_dir=tmp_path)
+    assert job.status == 0, job.output
+    assert job.reports == [{"steps": 0}]
+    assert "no step to make: max_iteration 0.5 is less than one mini-batch for each of 1 rank" in job.output

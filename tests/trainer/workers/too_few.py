@@ -1,5 +1,6 @@
-"""Two samples; reports only if a Trainer accepts them."""
+"""Two samples, or a limit below one step; reports only if a Trainer accepts that."""
 
+import math
 import sys
 
 import tensorflow as tf
@@ -11,6 +12,12 @@ import trainer
 dataset = trainer.data.from_arrays(*numbered(2))
 if sys.argv[1] == "filtered":
     dataset = dataset.filter(lambda x, y: y >= 0)
-job = trainer.Trainer(dataset, Recorder().build, tf.train.GradientDescentOptimizer, {"learning_rate": 0.1})
+job = trainer.Trainer(
+    dataset,
+    Recorder().build,
+    tf.train.GradientDescentOptimizer,
+    {"learning_rate": 0.1},
+    max_iteration=0.5 if sys.argv[1] == "limit" else math.inf,
+)
 job.train_to_end()
 report(steps=job.global_step)
