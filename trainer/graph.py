@@ -117,7 +117,7 @@ def _updates_of(network, layers):
     # Keras layers keep their updates to themselves, and a layer may have been called in another graph before.
     owners = [*layers, network] if isinstance(network, tf.keras.layers.Layer) else layers
     for layer in owners:
-        updates.extend(u for u in layer.updates if u not in updates and getattr(u, "graph", None) is graph)
+        updates.extend(update for update in layer.updates if getattr(update, "graph", None) is graph)
     return updates
 
 

@@ -1,6 +1,7 @@
 """The Trainer: one object that trains a TensorFlow network on every rank of an MPI job."""
 
 import atexit
+import contextlib
 import math
 import os
 import time
@@ -174,11 +175,15 @@ class Trainer:
         Raises:
             AttributeError: no validation set was given.
             ValueError: the validation set is empty.
+            RuntimeError: another rank has left the training.
         """
         if self._validation is None:
             raise AttributeError("Validation is not setup.")
         started_s = time.monotonic()
-        averages = self._session.run_step_fn(lambda step_context: self._validation.run(step_context.session))
+        with self._need_of_other_ranks():
+            averages = self._session.run_step_fn(
+                lambda step_context: self._validation.run(step_context.session)
+            )
         if self._reporter is not None:
             self._reporter.pause(time.monotonic() - started_s)
         return list(zip(self._validation.metrics, averages))
@@ -193,20 +198,13 @@ class Trainer:
         if self._session.should_stop():
             raise tf.errors.OutOfRangeError(None, None, f"training is over after step {self.global_step}")
         try:
-            self._session.run(self._train_op)
+            with self._need_of_other_ranks():
+                self._session.run(self._train_op)
         except tf.errors.OutOfRangeError as error:
             raise RuntimeError(
                 f"training_dataset: it ended before step {self.global_step + 1}, earlier than its size "
-                "promised; expected the same number "
-                "of samples every time it is read"
+                "promised; expected the same number of samples every time it is read"
             ) from error
-        except tf.errors.UnknownError as error:
-            if _RANK_LEFT not in str(error):
-                raise
-            raise RuntimeError(
-                f"trainer: another rank left the training before step {self.global_step + 1}; expected every rank "
-                "to make the same steps: leave the loop on all ranks at the same step, or on none"
-            ) from None
 
     def train_to_end(self):
         """Train until the data or `max_iteration` is used up."""
@@ -231,6 +229,19 @@ class Trainer:
                 if self._reporter is not None:
                     text = ", ".join(f"{short_name(metric)} {value:.6g}" for metric, value in averages)
                     self._reporter.say("step %d, validation: %s", self.global_step, text)
+
+    @contextlib.contextmanager
+    def _need_of_other_ranks(self):
+        """Say in plain words that another rank is gone."""
+        try:
+            yield
+        except tf.errors.UnknownError as error:
+            if _RANK_LEFT not in str(error):
+                raise
+            raise RuntimeError(
+                f"trainer: another rank left the training before step {self.global_step + 1}; expected every rank "
+                "to make the same steps: leave the loop on all ranks at the same step, or on none"
+            ) from None
 
     def _make_session(self, config, shuffle_seeds):
         spec = self._spec

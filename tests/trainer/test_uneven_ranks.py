@@ -27,6 +27,7 @@ def test_hook_that_stops_one_rank_stops_all_after_the_same_step(tmp_path):
             0,
             "another rank left the training before step 4; expected every rank to make the same steps",
         ),
+        ("validating", 0, "another rank left the training before step 4"),
         ("aborted", 1, "rank 1 lost its session"),
     ],
 )

@@ -44,12 +44,16 @@ job = trainer.Trainer(
     {"learning_rate": 0.01},
     batch_size=2,
     log_step_size=100,
+    validation_dataset=trainer.data.from_arrays(*numbered(1)),
+    build_validation_func=recorder.build_validation,
     hooks=[Uneven()] if WAY in ("hook", "aborted") else None,
 )
 while not job.session.should_stop():
     job.train_on_batch()
-    if WAY == "break" and RANK == 1 and job.global_step == AT_STEP:
+    if WAY in ("break", "validating") and RANK == 1 and job.global_step == AT_STEP:
         note()
         break
-if WAY != "break":
+    if WAY == "validating" and job.global_step == AT_STEP:
+        job.validation_metrics  # noqa: B018
+if WAY not in ("break", "validating"):
     report(steps=job.global_step, batches=len(recorder.batches))
