@@ -161,8 +161,13 @@ def train(  # type: ignore[no-untyped-def]
 @task()
 def testbed(c, nodes=3, name="lab", kind="clone", down=False):  # type: ignore[no-untyped-def]
     """Make hosts on this one machine (needs root), to try a cluster at home."""
-    from tests.testbed import __main__ as command
-
+    try:
+        from tests.testbed import __main__ as command
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            "the testbed is part of the checkout, not of the installed package",
+            remedy="clone the repository and run fab testbed there",
+        ) from error
     words = (
         ["down", "--name", name] if down else ["up", "--nodes", str(nodes), "--kind", kind, "--name", name]
     )

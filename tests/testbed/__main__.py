@@ -81,9 +81,12 @@ def up(options: argparse.Namespace) -> None:
     bed.detach()
     for node in bed.nodes():
         print(f"{node.name}\t{node.address}")
+    # Absolute, and with every name spelt out, so that it can be typed as it stands in any directory.
     print(
-        f"{len(bed.names)} hosts up in {time.monotonic() - began:.1f} s; "
-        f"try: ssh -F {bed.ssh_config} {bed.names[0]}; end with: down --name {bed.name}",
+        f"{len(bed.names)} hosts up in {time.monotonic() - began:.1f} s. What to type next:\n"
+        f"  fab provision --hosts {','.join(bed.names)} --ssh-config {bed.ssh_config} --mpi wheel\n"
+        f"  ssh -F {bed.ssh_config} {bed.names[0]}\n"
+        f"  fab testbed --down --name {bed.name}",
         file=sys.stderr,
     )
 
