@@ -23,7 +23,7 @@ with warnings.catch_warnings():
 _deprecation._PRINT_DEPRECATION_WARNINGS = False
 _module_wrapper._PER_MODULE_WARNING_LIMIT = 0
 
-__all__ = ["called_layers", "horovod", "is_dataset", "replace_input", "tf", "variant_of"]
+__all__ = ["called_layers", "horovod", "is_dataset", "replace_input", "tf", "users_of", "variant_of"]
 
 
 def horovod():
@@ -69,6 +69,11 @@ def is_dataset(value):
 def variant_of(dataset):
     """Return the graph tensor that stands for a dataset (TensorFlow has no public name for it)."""
     return dataset._variant_tensor
+
+
+def users_of(op):
+    """Return the operations that need `op` done (no public name for those that only wait for it)."""
+    return [user for tensor in op.outputs for user in tensor.consumers()] + list(op._control_outputs)
 
 
 def replace_input(op, index, tensor):

@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional, Tuple
 import numpy as np
 
 from trainer import data
-from trainer.compat import called_layers, horovod, tf
+from trainer.compat import called_layers, horovod, tf, users_of
 from trainer.results import training_result
 from trainer.spec import INFINITE, UNKNOWN, warmup_step_count
 
@@ -65,9 +65,10 @@ def build_training_graph(spec, ranks, samples):
     iterator = tf.data.make_initializable_iterator(batches)
     batch = iterator.get_next()
     (x, y), next_count = batch if lookahead else (batch, None)
+    earlier = set(tf.get_default_graph().get_operations())
     with called_layers() as layers:
         network, loss, log_tensors = training_result(spec.build_training_func(x, y))
-    updates = _updates_of(network, layers)
+    updates = _updates_of(network, layers, earlier)
 
     global_step = tf.train.get_or_create_global_step()
     learning_rate = _learning_rate(spec, ranks.size, global_step)
@@ -110,15 +111,35 @@ def _state_variable(spec):
     return tf.Variable(start, trainable=False, use_resource=True, name="trainer/state")
 
 
-def _updates_of(network, layers):
-    """Return the update operations of the training network, such as those of batch normalisation."""
+def _updates_of(network, layers, earlier):
+    """Return the update operations of the training network, such as those of batch normalisation.
+
+    Args:
+        layers: the Keras layers that were called to make it.
+        earlier: the graph's operations before that.
+    """
     updates = list(tf.get_collection(tf.GraphKeys.UPDATE_OPS))
-    graph = tf.get_default_graph()
-    # Keras layers keep their updates to themselves, and a layer may have been called in another graph before.
+    # Keras layers keep their updates to themselves, together with those of other calls: in another graph, on other
+    # data, on the placeholder that a model is made with.
+    fed = _ops_that_need_feeding(tf.get_default_graph())
     owners = [*layers, network] if isinstance(network, tf.keras.layers.Layer) else layers
-    for layer in owners:
-        updates.extend(update for update in layer.updates if getattr(update, "graph", None) is graph)
+    for update in [update for layer in owners for update in layer.updates]:
+        op = getattr(update, "op", update)
+        if op.graph is tf.get_default_graph() and op not in earlier and op not in fed:
+            updates.append(update)
     return updates
+
+
+def _ops_that_need_feeding(graph):
+    """Return the operations that depend on a placeholder without a default."""
+    waiting = [op for op in graph.get_operations() if op.type == "Placeholder"]
+    found = set(waiting)
+    while waiting:
+        op = waiting.pop()
+        users = users_of(op)
+        waiting.extend(user for user in users if user not in found)
+        found.update(users)
+    return found
 
 
 def _learning_rate(spec, size, global_step):

@@ -79,13 +79,17 @@ def hvd_size():
     return int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1))
 
 
-def normalised_mean():
-    """The moving mean of a Keras layer whose output, a plain tensor, is the network."""
+def normalised_mean(kind):
+    """The moving mean of a Keras layer; the network is a plain tensor, or the output of a model made before."""
     with tf.Graph().as_default():
         rows = np.ones((2 * BATCH * hvd_size(), 3), np.float32)
 
+        layer = tf.keras.layers.BatchNormalization(momentum=0.5)
+        # A model is made with a placeholder, which nothing feeds.
+        model = tf.keras.Sequential([tf.keras.Input((3,)), layer]) if kind == "model" else layer
+
         def build_plain(x, y):
-            out = tf.keras.layers.BatchNormalization(momentum=0.5)(x, training=True)
+            out = model(x, training=True)
             loss = tf.reduce_mean(tf.square(out))
             return out, loss, [loss]
 
@@ -108,4 +112,8 @@ def tags():
     return sorted({value.tag for event in events for value in event.summary.value})
 
 
-report(summarised=summarised(), mean=normalised_mean(), tags=tags() if RANK == 0 else None)
+report(
+    summarised=summarised(),
+    means=[normalised_mean("tensor"), normalised_mean("model")],
+    tags=tags() if RANK == 0 else None,
+)
