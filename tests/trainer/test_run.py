@@ -21,7 +21,7 @@ def test_input_and_computation_overlap(size, tmp_path):
 
 @pytest.mark.parametrize(("way", "last"), [("raise", "KeyError: 'the cause of it all'"), ("exit", None)])
 def test_failure_of_one_rank_ends_the_job(way, last, tmp_path):
-    job = run(WORKERS / "failing.py", 3, way, report_dir=tmp_path, timeout_s=60)
+    job = run(WORKERS / "failing.py", 3, way, report_dir=tmp_path, timeout_s=180)
     assert job.status != 0
     assert job.reports == []
     assert time.time() - float((tmp_path / "failed_at.txt").read_text()) < 10
