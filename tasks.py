@@ -13,7 +13,7 @@ from typing import Any
 import invoke.tasks
 
 from provision import console, inventories, paths
-from provision.cli import task_body
+from provision.cli import task_body, words_after_dashes
 from provision.cluster import Cluster
 from provision.errors import UsageError
 
@@ -61,8 +61,24 @@ def task(**settings: Any) -> Callable[[Callable[..., int | None]], Any]:
     return wrap
 
 
-def select(*, local: bool, slots: int | None = None, prefix: str | None = None, **given: Any) -> Cluster:
-    """The cluster that these options mean."""
+def whole(option: str, text: str | None) -> int | None:
+    """A number of 1 or more as it was typed; None when the option was not given."""
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise UsageError(f"--{option} is {text!r}, expected a whole number of 1 or more")
+    return int(text)
+
+
+def select(
+    *,
+    local: bool,
+    only_ready: bool = False,
+    slots: int | None = None,
+    prefix: str | None = None,
+    **given: Any,
+) -> Cluster:
+    """The cluster that these options mean; nodes that an earlier provision left out come last, or not at all."""
     if local and (given.get("hosts") or given.get("hosts_from")):
         raise UsageError("--local and a host list are both given", remedy="give one of them")
     if local:
@@ -72,22 +88,23 @@ def select(*, local: bool, slots: int | None = None, prefix: str | None = None, 
     changes: dict[str, Any] = {"prefix": prefix} if prefix else {}
     if given.get("ssh_config"):
         changes["ssh_config"] = str(Path(given["ssh_config"]).expanduser().absolute())
-    return dataclasses.replace(cluster, **changes)
+    cluster = dataclasses.replace(cluster, **changes)
+    return cluster if only_ready else cluster.with_left_out()
 
 
 @task()
-def hosts(c, hosts=None, hosts_from=None, local=False, ssh_config=None, slots=0, json=False):  # type: ignore[no-untyped-def]
+def hosts(c, hosts=None, hosts_from=None, local=False, ssh_config=None, slots=None, json=False):  # type: ignore[no-untyped-def]
     """Print the hosts that the given text means, one row each."""
     cluster = select(
-        hosts=hosts, hosts_from=hosts_from, local=local, ssh_config=ssh_config, slots=slots or None
+        hosts=hosts, hosts_from=hosts_from, local=local, ssh_config=ssh_config, slots=whole("slots", slots)
     )
     console.show_hosts(cluster, as_json=json)
 
 
 @task()
 def plan(  # type: ignore[no-untyped-def]
-    c, hosts=None, hosts_from=None, local=False, ssh_config=None, slots=0, prefix=None, mpi=None,
-    openmpi_version=None, openmpi_source=None, openmpi_sha256=None, mirror=None, gpu="auto", jobs=0, json=False,
+    c, hosts=None, hosts_from=None, local=False, ssh_config=None, slots=None, prefix=None, mpi=None,
+    openmpi_version=None, openmpi_source=None, openmpi_sha256=None, mirror=None, gpu="auto", jobs=None, json=False,
 ):  # fmt: skip
     """Ask the hosts what they have and print what provision would do; nothing is changed."""
     cluster = select(
@@ -95,11 +112,11 @@ def plan(  # type: ignore[no-untyped-def]
         hosts_from=hosts_from,
         local=local,
         ssh_config=ssh_config,
-        slots=slots or None,
+        slots=whole("slots", slots),
         prefix=prefix,
     )
     options = console.provision_options(
-        cluster, mpi, openmpi_version, openmpi_source, openmpi_sha256, mirror, gpu, jobs
+        cluster, mpi, openmpi_version, openmpi_source, openmpi_sha256, mirror, gpu, whole("jobs", jobs)
     )
     with console.connections_to(cluster, paths.state_dir()) as connections:
         made, errors = console.make_plan(cluster, options, connections)
@@ -113,8 +130,8 @@ def plan(  # type: ignore[no-untyped-def]
 
 @task()
 def provision(  # type: ignore[no-untyped-def]
-    c, hosts=None, hosts_from=None, local=False, ssh_config=None, slots=0, prefix=None, mpi=None,
-    openmpi_version=None, openmpi_source=None, openmpi_sha256=None, mirror=None, gpu="auto", jobs=0,
+    c, hosts=None, hosts_from=None, local=False, ssh_config=None, slots=None, prefix=None, mpi=None,
+    openmpi_version=None, openmpi_source=None, openmpi_sha256=None, mirror=None, gpu="auto", jobs=None,
     wheelhouse=None, python_archive=None, hostfile="hostfile",
 ):  # fmt: skip
     """Give every host the same runtime and write the hostfile; run again to repair."""
@@ -123,11 +140,11 @@ def provision(  # type: ignore[no-untyped-def]
         hosts_from=hosts_from,
         local=local,
         ssh_config=ssh_config,
-        slots=slots or None,
+        slots=whole("slots", slots),
         prefix=prefix,
     )
     options = console.provision_options(
-        cluster, mpi, openmpi_version, openmpi_source, openmpi_sha256, mirror, gpu, jobs
+        cluster, mpi, openmpi_version, openmpi_source, openmpi_sha256, mirror, gpu, whole("jobs", jobs)
     )
     given = console.given_files(wheelhouse, python_archive, mirror)
     return console.provision(cluster, options, given, paths.state_dir(), hostfile)
@@ -142,24 +159,23 @@ def healthcheck(c, hosts=None, hosts_from=None, local=False, ssh_config=None, js
 
 @task(iterable=["env"])
 def train(  # type: ignore[no-untyped-def]
-    c, script=None, np=0, project=None, env=None, hosts=None, hosts_from=None, local=False, ssh_config=None,
-    script_args=None,
+    c, script=None, np=None, project=None, env=None, hosts=None, hosts_from=None, local=False, ssh_config=None,
 ):  # fmt: skip
     """Run a training script on the cluster: fab train --script S --np N [-- script arguments]."""
-    cluster = select(hosts=hosts, hosts_from=hosts_from, local=local, ssh_config=ssh_config)
+    cluster = select(hosts=hosts, hosts_from=hosts_from, local=local, ssh_config=ssh_config, only_ready=True)
     return console.train(
         cluster,
         paths.state_dir(),
         script=script,
-        np=np,
+        np=whole("np", np) or 0,
         project=project,
         env=env or [],
-        args=script_args or [],
+        args=words_after_dashes(),
     )
 
 
 @task()
-def testbed(c, nodes=3, name="lab", kind="clone", down=False):  # type: ignore[no-untyped-def]
+def testbed(c, nodes="3", name="lab", kind="clone", down=False):  # type: ignore[no-untyped-def]
     """Make hosts on this one machine (needs root), to try a cluster at home."""
     try:
         from tests.testbed import __main__ as command
@@ -169,7 +185,9 @@ def testbed(c, nodes=3, name="lab", kind="clone", down=False):  # type: ignore[n
             remedy="clone the repository and run fab testbed there",
         ) from error
     words = (
-        ["down", "--name", name] if down else ["up", "--nodes", str(nodes), "--kind", kind, "--name", name]
+        ["down", "--name", name]
+        if down
+        else ["up", "--nodes", str(whole("nodes", nodes)), "--kind", kind, "--name", name]
     )
     sys.stdout.flush()
     return command.main(words)

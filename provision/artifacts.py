@@ -313,7 +313,14 @@ def python_archive(
         return target, sha256_of(target)
     if pinned is None:
         raise ArtifactError(f"the lock names no Python {version}")
-    return _for_nodes(fetch(pinned, mirror=mirror, option="--python-archive"))
+    try:
+        return _for_nodes(fetch(pinned, mirror=mirror, option="--python-archive"))
+    except ArtifactError as error:
+        raise ArtifactError(
+            f"{error.message}\nno Python {version} was found on this machine either",
+            remedy=f"{error.remedy}; or on a machine that has Python {version}: "
+            "scripts/pack_python.sh PYTHON OUT.tar.gz, then --python-archive OUT.tar.gz",
+        ) from error
 
 
 def _for_nodes(archive: Path) -> tuple[Path, str]:

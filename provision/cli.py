@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import signal
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -24,17 +25,25 @@ from provision.errors import RingmasterError
 INTERRUPTED = 130
 
 
+# The tasks that read `words_after_dashes`.
+TAKE_WORDS = frozenset({"train"})
+
+
+def words_after_dashes() -> list[str]:
+    """The command line's words after `--`, as they were typed: Fabric itself joins them and loses their borders."""
+    return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+
+
 class OneRunExecutor(FabricExecutor):  # type: ignore[misc]
     """Hands `-H/--hosts` and `-S/--ssh-config` to the task as arguments.
 
     Fabric itself would run the task once per host, in turn; a cluster is one thing and needs one run. Text
-    after `--` goes to the task's own `script_args`, word by word, where Fabric would run it as a command.
+    after `--` is for the tasks in TAKE_WORDS, word by word, where Fabric would run it as a command.
     """
 
     def expand_calls(self, calls: Iterable[Any], apply_hosts: bool = True) -> list[Any]:
         core = self.core[0].args
         given = {"hosts": core["hosts"].value, "ssh_config": core["ssh-config"].value}
-        words = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
         expanded = []
         for call in calls:
             clone = Call(call) if isinstance(call, Task) else call
@@ -50,10 +59,9 @@ class OneRunExecutor(FabricExecutor):  # type: ignore[misc]
                         f"--{name} is given twice: {value!r} and {kwargs[name]!r}; give it once", code=2
                     )
                 kwargs[name] = value
-            if words:
-                if "script_args" not in accepted:
-                    raise Exit(f"{clone.task.name} takes no words after --, got {words!r}", code=2)
-                kwargs["script_args"] = words
+            words = words_after_dashes()
+            if words and clone.task.name not in TAKE_WORDS:
+                raise Exit(f"{clone.task.name} takes no words after --, got {words!r}", code=2)
             clone.kwargs = kwargs
             expanded.append(clone)
         result: list[Any] = InvokeExecutor.expand_calls(self, expanded)
@@ -63,12 +71,16 @@ class OneRunExecutor(FabricExecutor):  # type: ignore[misc]
 def task_body(body: Callable[..., int | None]) -> Callable[..., None]:
     """Turn a function that returns an exit status into a task body that ends the program with it.
 
-    Expected errors are printed as one message without a traceback; Ctrl-C ends with 130.
+    Expected errors are printed as one message without a traceback; Ctrl-C and SIGTERM end with 130.
     """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
 
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> None:
         console = Console(stderr=True, soft_wrap=True, highlight=False)
+        signal.signal(signal.SIGTERM, interrupt)
         try:
             status = body(*args, **kwargs)
         except RingmasterError as error:
@@ -78,6 +90,11 @@ def task_body(body: Callable[..., int | None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             console.print("interrupted", style="bold red")
             raise Exit(code=INTERRUPTED) from None
+        except OSError as error:
+            # A full disk, a read-only folder: this machine's own trouble, told without a traceback.
+            console.print("error:", style="bold red", end=" ")
+            console.print(f"{error.filename or 'this machine'}: {error.strerror or error}", markup=False)
+            raise Exit(code=1) from None
         if status:
             raise Exit(code=status)
 

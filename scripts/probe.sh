@@ -337,6 +337,8 @@ python_candidates() {
         local IFS=:
         for dir in $PATH; do
             printf '%s\n' "$dir/python$version" "$dir/python3"
+            # pyenv's shims work only with pyenv's own settings; the interpreters behind them work always.
+            [[ $dir != */shims ]] || printf '%s\n' "${dir%/shims}/versions/$version".*/bin/"python$version"
         done
         printf '%s\n' "$HOME/.pyenv/versions/$version".*/bin/"python$version" "/usr/local/bin/python$version" \
             "/usr/bin/python$version" /opt/*/bin/"python$version" "/opt/python/cp${version/./}"-*/bin/"python$version"

@@ -26,7 +26,7 @@ FACTS_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Provisioned:
-    """`cluster` holds the nodes that are ready, or None when none is; `errors` the others, by name."""
+    """`cluster` holds the nodes that are ready (and the others as left out), or None when none is; `errors` by name."""
 
     cluster: Cluster | None
     rows: tuple[StepRow, ...]
@@ -42,7 +42,7 @@ def gather_facts(
         cluster.nodes,
         lambda node: gather(connections.to(node), paths.scripts_dir(), cluster.prefix),
         deadline_s=FACTS_TIMEOUT_S,
-        what="ask for facts",
+        what="asking for facts",
     )
     facts = {name: o.value for name, o in outcomes.items() if o.value is not None}
     return facts, {name: o.error for name, o in outcomes.items() if o.error is not None}
@@ -123,7 +123,7 @@ def provision(
         run.active(plan.node_names),
         lambda node: staging.push_scripts(connections, node, prefixes[node.name]),
         deadline_s=staging.SCRIPT_TIMEOUT_S * 2,
-        what="copy the installers",
+        what="copying the installers",
     )
     run.errors.update({name: outcome.error for name, outcome in pushed.items() if outcome.error is not None})
     step_ssh_mesh(run, state_dir)
@@ -136,11 +136,12 @@ def provision(
         finished,
         lambda node: staging.drop_staging(connections, node, run.places()[node.name]),
         deadline_s=staging.SCRIPT_TIMEOUT_S * 2,
-        what="tidy up",
+        what="tidying up",
     )
     share_results(run)
     good = tuple(node for node in ready.nodes if node.name not in run.errors)
-    result = dataclasses.replace(ready, nodes=good) if good else None
+    left_out = tuple(node for node in cluster.nodes if node.name in run.errors)
+    result = dataclasses.replace(ready, nodes=good, left_out=left_out) if good else None
     return Provisioned(result, tuple(run.rows), run.errors, plan)
 
 

@@ -38,7 +38,7 @@ def step_ssh_mesh(run: Run, state_dir: Path) -> None:
             transport.put(stage / "peers.tsv", f"{base}/peers.tsv", timeout_s=60)
             where[node.name] = base
 
-        pushed = fan_out(nodes, push, deadline_s=180, what="copy the cluster key")
+        pushed = fan_out(nodes, push, deadline_s=180, what="copying the cluster key")
         run.errors.update({name: o.error for name, o in pushed.items() if o.error is not None})
     nodes = [node for node in nodes if node.name not in run.errors]
 
@@ -55,7 +55,7 @@ def step_ssh_mesh(run: Run, state_dir: Path) -> None:
             ["rm", "-rf", "--", where[node.name]], timeout_s=30, check=False
         ),
         deadline_s=60,
-        what="tidy up",
+        what="tidying up",
     )
 
 

@@ -64,6 +64,9 @@ def test_every_spelling_of_hosts_means_one_run_over_both(words: list[str], tmp_p
         (["provision", "--hosts", "h1", "--mpi", "wheel", "--openmpi-version", "3.1.0"], "--mpi wheel"),
         (["train", "--np", "2"], "no script"),
         (["hosts", "--", "x"], "after --"),
+        (["train", "--script", "a.py", "--np", "x"], "--np is 'x'"),
+        (["train", "--script", "a.py", "--np", "0"], "--np is '0'"),
+        (["hosts", "--hosts", "h1", "--slots", "-3"], "--slots"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -105,3 +108,20 @@ def test_a_second_provision_at_the_same_time_is_told_to_wait(tmp_path: Path) -> 
     assert done.returncode == 75
     assert "process 4242" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["state"]
+
+
+def test_training_before_provisioning_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "a.py"
+    script.write_text("")
+    done = fab("train", "--script", str(script), "--np", "2", state=tmp_path / "state")
+    assert done.returncode == 5
+    assert "localhost: not provisioned from here" in done.stderr
+    assert "fab provision" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_named_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = fab("provision", "--local", "--mpi", "wheel", state=tmp_path / "file" / "state")
+    assert done.returncode == 1
+    assert str(tmp_path / "file") in done.stderr.replace("\n", "")
+    assert "Traceback" not in done.stderr

@@ -38,6 +38,7 @@ FULL = Cluster(
     stack="tf1",
     mpi={"from": "source", "version": "3.1.0"},
     networks=("10.0.0.0/8", "192.168.0.0/16"),
+    left_out=(Node(name="h9", host="10.0.0.9"),),
     ssh_config="/home/alice/cluster_ssh_config",
 )
 
