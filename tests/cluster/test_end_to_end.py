@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -113,6 +114,9 @@ def test_ranks_run_on_all_three_hosts(lab: Lab, tmp_path: Path) -> None:
     )
     done = lab.run("train", "--script", str(script), "--np", "3", timeout_s=120)
     assert sorted(re.findall(r"on (h\d)", done.stdout)) == ["h1", "h2", "h3"]
+    # What a job brings along is what provision would have put there.
+    words = words_of(lab.run("provision", timeout_s=120).stdout)
+    assert words == {(h, s): "unchanged" for h in ("h1", "h2", "h3") for s in STEPS}
 
 
 def kill_a_provision_at_its_work(lab: Lab, sign: str) -> None:
@@ -172,6 +176,11 @@ def test_one_bad_host_hides_no_other(make_testbed: MakeTestbed, lab: Lab, tmp_pa
     assert {host for host, _ in words} == {"h1", "h2"}
     lines = (tmp_path / "hostfile").read_text().splitlines()
     assert [line.split()[0] for line in lines if not line.startswith("#")] == ["h1", "h2"]
+    # They stay part of what was asked for: the health check names them and the next provision tries them again.
+    saved = json.loads((tmp_path / ".ringmaster" / "cluster.json").read_text())
+    assert [node["host"] for node in saved["left_out"]] == ["127.0.0.1", "no-such-host.invalid"]
+    found = json.loads(other.run("healthcheck", "--json", timeout_s=180, expect=None).stdout)
+    assert "no-such-host" in json.dumps(found)
 
 
 @pytest.fixture
