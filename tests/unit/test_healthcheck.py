@@ -12,10 +12,21 @@ import pytest
 from provision.cluster import Cluster, Node
 from provision.errors import NodeUnreachable
 from provision.facts import Cpu, Disk, Gpu, Interface, NodeFacts, OpenMPI, OperatingSystem, SshServer, Stack
+from provision.healthcheck import with_hosts
 from provision.healthcheck.checks import CHECKS, judge_all
 from provision.healthcheck.evidence import Evidence, Look, MpiRun
 from provision.healthcheck.measure import parse_lock, parsed
-from provision.healthcheck.model import FAILED, INFO, NOT_CHECKED, OK, WARNING, Report, Row, report_rows
+from provision.healthcheck.model import (
+    FAILED,
+    INFO,
+    NOT_CHECKED,
+    OK,
+    WARNING,
+    Finding,
+    Report,
+    Row,
+    report_rows,
+)
 from provision.healthcheck.mpi_judges import spans
 from provision.launch.preflight import Answer
 
@@ -400,3 +411,23 @@ def test_the_lock_is_read() -> None:
 def test_a_ranks_object_is_found_among_other_lines() -> None:
     assert parsed(b'warning\n{"rank": 1}\nbye\n') == {"rank": 1}
     assert parsed(b"{broken\n") is None
+
+
+@pytest.mark.parametrize(
+    ("cluster", "remedy", "typed"),
+    [
+        (Cluster((Node("h1", "h1"), Node("h2", "h2", user="a", port=2222))), "fab provision",
+         "fab provision --hosts h1,a@h2:2222"),
+        (Cluster((Node("h1", "10.0.0.1", user="a", port=22),), ssh_config="/c"), "fab provision",
+         "fab provision --hosts h1 --ssh-config /c"),
+        (Cluster((Node("localhost", "localhost", local=True),)), "fab provision --slots 2",
+         "fab provision --slots 2 --local"),
+        (Cluster((Node("h1", "h1"),)), "df -h /", "df -h /"),
+        (Cluster((Node("h1", "h1"),)), "fab provision --hosts h2", "fab provision --hosts h2"),
+    ],
+)  # fmt: skip
+def test_a_remedy_names_the_hosts_that_no_provision_has_saved(
+    cluster: Cluster, remedy: str, typed: str
+) -> None:
+    row = Row("openmpi", "node", "h1", Finding(FAILED, "none", remedy), "h1")
+    assert with_hosts(row, cluster).finding.remedy == typed
