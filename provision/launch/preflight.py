@@ -13,6 +13,7 @@ from provision.transport import Transport
 NODE_TIMEOUT_S = 20.0
 _FACTS = ("hostname", "uid", "prefix", "openmpi", "python", "stack", "gpus", "ptrace_scope", "project")
 _PROVISION = "run `fab provision`"
+_AGAIN = "run the same `fab train` again, or give one version of the project a folder of another name"
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,18 @@ def problems(
             shown = answer.facts.get("stack", "")[:12] or "none"
             found.append((name, f"stack {shown}, expected {stack[:12] or 'none'} as on the head", _PROVISION))
         if project_digest is not None and answer.facts.get("project") != f"ok {project_digest}":
-            state = answer.facts.get("project", "unknown")
-            found.append((name, f"the shipped project: {state}", "run the same `fab train` again"))
+            found.append((name, _project_words(answer.facts.get("project", "unknown")), _AGAIN))
     return found
+
+
+def _project_words(state: str) -> str:
+    """node_check.sh's word for a project that is not as it was sent, in full."""
+    what, _, detail = state.partition(" ")
+    if what == "ok":
+        return "holds another version of the project, sent at the same time"
+    if what == "differs":
+        return f"a file of the project is no longer as it was sent: {detail}"
+    return f"the shipped project: {state}"
 
 
 def _no_answer(cluster: Cluster, answer: Answer) -> tuple[str, str]:

@@ -13,12 +13,11 @@ from typing import Any
 
 from provision.cluster import Cluster
 from provision.errors import LaunchError, RingmasterError
-from provision.fanout import fan_out, values_or_raise
 from provision.launch import preflight, slots
 from provision.launch.command import MpirunOptions, job_environment, mpirun_argv, parse_env, rank_argv
 from provision.launch.output import JobOutput, Screen, TerminalScreen
 from provision.launch.runs import Run, new_run, utc_now
-from provision.launch.ship import SHIP_TIMEOUT_S, Project, prefix_of, read_project, ship
+from provision.launch.ship import Project, read_project, ship_to_all
 from provision.launch.start import job_marks, mpirun_options, nodes_in, put_hostfile, sweep, with_env
 from provision.transport import Connections
 
@@ -66,15 +65,7 @@ def start_job(
     placed = slots.seats(cluster, np, {})
     shipped = read_project(Path(script), None if project is None else Path(project))
     nodes = nodes_in(cluster, placed)
-    prefixes = {node.name: prefix_of(node) for node in nodes}
-
-    outcomes = fan_out(
-        nodes,
-        lambda node: ship(connections.to(node), prefixes[node.name], shipped),
-        deadline_s=SHIP_TIMEOUT_S,
-        what="ship the project",
-    )
-    values_or_raise(outcomes, "ship the project")
+    ship_to_all(connections, nodes, shipped, lambda text: screen.line(None, "err", text))
     head = connections.to(cluster.head)
     answers = preflight.ask(cluster, head, nodes, shipped.id)
     found = preflight.problems(cluster, answers, project_digest=shipped.digest)

@@ -66,10 +66,26 @@ def test_a_host_that_is_not_in_the_output_has_no_answer() -> None:
         ([answer("h1", openmpi="")], "h1", "Open MPI of unknown version"),
         ([answer("h1"), answer("h2", python="bash: no such file")], "h2", "python does not run"),
         ([answer("h1"), answer("h2", stack="ffff")], "h2", "stack ffff, expected 0a1b"),
-        ([answer("h1"), answer("h2", project="differs train.py: FAILED")], "h2", "differs train.py"),
+        (
+            [answer("h1"), answer("h2", project="differs train.py: FAILED")],
+            "h2",
+            "no longer as it was sent: train.py: FAILED",
+        ),
         ([answer("h1"), answer("h2", project="missing")], "h2", "the shipped project: missing"),
+        ([answer("h1"), answer("h2", project="ok fff")], "h2", "another version of the project"),
     ],
-    ids=["orted", "silent", "ssh", "mixed MPI", "no version", "python", "stack", "older copy", "no project"],
+    ids=[
+        "orted",
+        "silent",
+        "ssh",
+        "mixed MPI",
+        "no version",
+        "python",
+        "stack",
+        "older copy",
+        "no project",
+        "other version",
+    ],
 )
 def test_each_fault_is_found_and_named(answers: list[Answer], node: str, words: str) -> None:
     found = problems(CLUSTER, {each.node: each for each in answers}, project_digest="abc")

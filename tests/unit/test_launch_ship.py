@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from provision.cluster import Node
-from provision.errors import LaunchError, RingmasterError, UsageError
+from provision.errors import LaunchError, NodeError, RingmasterError, UsageError
 from provision.launch import ship as shipping
-from provision.launch.ship import prefix_of, read_project, ship
-from provision.transport import connect
+from provision.launch.ship import Project, prefix_of, prefixes_of, read_project, ship, ship_to_all
+from provision.transport import Connections, connect
 
 
 @pytest.fixture
@@ -62,7 +65,7 @@ def test_what_is_refused(project: Path, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("HOME", str(home))
     cases: list[tuple[Path, Path | None, type[RingmasterError], str]] = [
         (project / "gone.py", None, UsageError, "no such file"),
-        (project, None, UsageError, "no such file"),
+        (project, None, UsageError, r"is a folder; give the path of a Python script"),
         (project / "train.py", other, UsageError, "lies outside the project"),
         (project / "train.py", tmp_path / "nowhere", UsageError, "no such directory"),
         (home / "s.py", None, LaunchError, "would be sent to every node"),
@@ -91,6 +94,13 @@ def test_a_node_that_was_never_provisioned_is_named() -> None:
         prefix_of(Node("h1", "h1"))
 
 
+def test_all_nodes_that_were_never_provisioned_are_named_at_once() -> None:
+    nodes = [Node("h1", "h1"), Node("h2", "h2", prefix_path="/p"), Node("h3", "h3"), Node("h4", "h4")]
+    with pytest.raises(LaunchError, match=r"^h\[1,3-4\] were never provisioned; run `fab provision` first$"):
+        prefixes_of(nodes)
+    assert prefixes_of(nodes[1:2]) == {"h2": "/p"}
+
+
 def test_shipping_keeps_the_node_equal_to_the_project(project: Path, tmp_path: Path) -> None:
     prefix = tmp_path / "prefix"
     transport = connect(Node("here", "localhost", local=True), known_hosts=tmp_path / "known_hosts")
@@ -117,3 +127,87 @@ def test_shipping_keeps_the_node_equal_to_the_project(project: Path, tmp_path: P
     before = (there / "train.py").stat().st_ino
     ship(transport, str(prefix), read_project(project / "train.py"))
     assert (there / "train.py").stat().st_ino == before
+
+
+def at_once(shipments: list[Callable[[], None]]) -> list[RingmasterError | None]:
+    """What each came to, all started together."""
+
+    def one(shipment: Callable[[], None]) -> RingmasterError | None:
+        try:
+            shipment()
+        except RingmasterError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(len(shipments)) as pool:
+        return list(pool.map(one, shipments))
+
+
+def shipment(project: Project, prefix: Path, tmp_path: Path) -> Callable[[], None]:
+    """One that knows nothing of the others, as from another controller."""
+    transport = connect(Node("here", "localhost", local=True), known_hosts=tmp_path / "known_hosts")
+    return lambda: ship(transport, str(prefix), project)
+
+
+def left_over(projects: Path) -> list[str]:
+    return sorted(path.name for path in projects.iterdir() if not path.name.endswith(".lock"))
+
+
+def test_one_project_shipped_by_two_controllers_at_once_arrives(project: Path, tmp_path: Path) -> None:
+    (project / "data.bin").write_bytes(os.urandom(4_000_000))
+    wanted = read_project(project / "train.py")
+    prefix = tmp_path / "prefix"
+    errors = at_once([shipment(wanted, prefix, tmp_path) for _ in range(2)])
+    assert errors == [None, None]
+    assert left_over(prefix / "projects") == [wanted.id, f"{wanted.id}.sha256"]
+    assert (prefix / "projects" / f"{wanted.id}.sha256").read_text() == wanted.sums
+
+
+def test_trains_of_one_user_ship_one_after_the_other(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(shipping, "ATTEMPTS", 1)  # nothing may fail even once
+    wanted = read_project(project / "train.py")
+    node = Node("here", "localhost", local=True, prefix_path=str(tmp_path / "prefix"))
+
+    said: list[str] = []
+
+    def train() -> None:
+        with Connections(tmp_path / "known_hosts") as connections:
+            ship_to_all(connections, [node], wanted, said.append)
+
+    monkeypatch.setattr(shipping, "_SILENT_S", 0.2)
+    assert at_once([train] * 3) == [None] * 3
+    assert set(said) == {"note: another `fab train` is sending the same project; waiting for it"}
+
+
+def test_two_versions_under_one_id_are_never_mixed(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever list of digests stands, the files are those of it, or the shipment says what to do."""
+    first = read_project(project / "train.py")
+    (tmp_path / "twin").mkdir()
+    (tmp_path / "twin" / "train.py").write_text("print('the other')\n")
+    second = replace(read_project(tmp_path / "twin" / "train.py"), id=first.id)
+    prefix = tmp_path / "prefix"
+    errors = at_once([shipment(each, prefix, tmp_path) for each in (first, second)])
+    assert None in errors
+    assert all("again" in str(error) for error in errors if error)
+    projects = prefix / "projects"
+    assert left_over(projects) == [first.id, f"{first.id}.sha256"]
+    assert (projects / f"{first.id}.sha256").read_text() in (first.sums, second.sums)
+
+
+def test_a_project_changed_while_it_is_sent_is_one_clear_error(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipping, "ATTEMPTS", 2)
+    stale = read_project(project / "train.py")
+    (project / "train.py").write_text("print('edited meanwhile')\n")
+    with pytest.raises(
+        NodeError, match=r"was changed, or another version of it sent, at the same time"
+    ) as caught:
+        shipment(stale, tmp_path / "prefix", tmp_path)()
+    assert "run the same `fab train` again" in (caught.value.remedy or "")
+    assert left_over(tmp_path / "prefix" / "projects") == [stale.id]
