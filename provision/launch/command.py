@@ -16,6 +16,9 @@ NODE_OWN = frozenset({"PATH", "LD_LIBRARY_PATH", "OPAL_PREFIX", "HOME", "USER", 
 # Set by `run_job`; a user's value would break the checks made with them.
 RESERVED = ("RINGMASTER_*", "OMPI_COMM_WORLD_*")
 # $RINGMASTER_PREFIX is set on each node by its own env.sh, so no node's path is used on another.
+# A node that is cut off says nothing more: without these its silence is noticed after 300 + 9 * 20 s, or never. The
+# daemons get them too, so a node that lost the head ends its own ranks.
+KEEPALIVE = {"time": 15, "intvl": 5, "probes": 4}  # seconds idle, seconds between probes, probes missed
 ON_EACH_NODE = ("/bin/sh", "-c", 'exec "$RINGMASTER_PREFIX/libexec/rank.sh" "$@"', "rank")
 
 
@@ -52,6 +55,8 @@ def mpirun_argv(options: MpirunOptions, program: Sequence[str]) -> list[str]:
         # node that is down takes no other with it.
         argv += ["-mca", "plm_rsh_agent", f"{options.prefix}/libexec/rsh_agent.sh"]
         argv += ["-mca", "plm_rsh_no_tree_spawn", "1"]
+        for name, value in KEEPALIVE.items():
+            argv += ["-mca", f"oob_tcp_keepalive_{name}", str(value)]
     if options.networks:
         # Include, never exclude: an exclude list replaces the default one, which holds the loopback.
         cidrs = ",".join(options.networks)

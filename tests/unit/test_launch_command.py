@@ -25,7 +25,8 @@ FULL = """\
 /home/alice/local/openmpi/bin/mpirun --prefix /home/alice/local/openmpi -xml -np 4
  --hostfile /home/alice/local/.ringmaster/jobs/j.hostfile -bind-to none -map-by slot -mca pml ob1 -mca btl ^openib
  -mca orte_keep_fqdn_hostnames 1 -mca plm_rsh_agent /home/alice/local/libexec/rsh_agent.sh
- -mca plm_rsh_no_tree_spawn 1 -mca btl_tcp_if_include 10.0.0.0/24 -mca oob_tcp_if_include 10.0.0.0/24
+ -mca plm_rsh_no_tree_spawn 1 -mca oob_tcp_keepalive_time 15 -mca oob_tcp_keepalive_intvl 5
+ -mca oob_tcp_keepalive_probes 4 -mca btl_tcp_if_include 10.0.0.0/24 -mca oob_tcp_if_include 10.0.0.0/24
  -x HOROVOD_X -x RINGMASTER_NP prog arg"""
 
 
