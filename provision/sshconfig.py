@@ -7,10 +7,13 @@ refusing `Match` keywords that it would silently take for a match.
 from __future__ import annotations
 
 import dataclasses
+import getpass
 import glob
+import hashlib
 import os
 import re
 import shlex
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +29,11 @@ USER_CONFIG = "~/.ssh/config"
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 MAX_INCLUDE_DEPTH = 16  # OpenSSH's own limit
 
+USER_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
+GLOBAL_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+
+# Values of several words: joined by NUL when they are handed to paramiko, which strips quotes but splits nothing.
+_FILE_LISTS = frozenset({"userknownhostsfile", "globalknownhostsfile"})
 _BARE_MATCH = frozenset({"all", "canonical", "final"})
 _MATCH_WITH_VALUE = frozenset({"host", "originalhost", "user", "localuser", "exec"})
 Reader = Callable[[str, str], Sequence[tuple[str, str]]]  # (pattern, folder) -> [(path, text)]
@@ -37,6 +45,7 @@ class SSHSettings:
 
     text: str
     source: str
+    file: str | None = None  # the one given with --ssh-config, for `ssh -F`
 
     def lookup(self, host: str, *, user: str | None = None, port: int | None = None) -> Mapping[str, Any]:
         """One host's settings, keys in lower case; a user or port given here counts as ssh's options do."""
@@ -68,7 +77,8 @@ def load_ssh_config(path: str | os.PathLike[str] | None = None) -> SSHSettings:
             text = Path(path).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise HostTextError(f"cannot be read: {error}", source=f"--ssh-config {path}") from error
-        return parse_ssh_config([(str(path), text, os.path.expanduser("~/.ssh"))], read_included)
+        settings = parse_ssh_config([(str(path), text, os.path.expanduser("~/.ssh"))], read_included)
+        return dataclasses.replace(settings, file=os.path.expanduser(path))
     files = []
     for name in (os.path.expanduser(USER_CONFIG), SYSTEM_CONFIG):
         for source, text in read_included(name, "/"):
@@ -115,6 +125,8 @@ def _plain_lines(source: str, text: str, folder: str, read: Reader, depth: int) 
             line = _match_line(value, place)
         if key.lower() in ("host", "match"):
             block = line
+        if key.lower() in _FILE_LISTS:
+            line = f"{key} " + "\0".join(_words(value, place))
         if key.lower() != "include":
             yield line
             continue
@@ -212,3 +224,78 @@ def _identity_files(
 
     expanded = (re.sub(r"\$\{(\w+)\}", from_environment, value) for value in values)
     return tuple(path for path in expanded if path.lower() != "none")
+
+
+@dataclass(frozen=True)
+class HostKeyRules:
+    """What the configuration says about one server's host key."""
+
+    files: tuple[str, ...] = ()  # known_hosts files, absolute or relative to here; need not exist
+    strict: bool = False  # StrictHostKeyChecking yes: an unknown key is not accepted
+    alias: str | None = None  # HostKeyAlias: the server's name in known_hosts files
+    asked: str = ""  # the name that the configuration knows the server by
+
+
+def host_key_rules(
+    settings: SSHSettings,
+    names: Sequence[str],
+    host: str,
+    *,
+    user: str,
+    port: int,
+    environ: Mapping[str, str] | None = None,
+) -> HostKeyRules:
+    """The rules for the server at `host`, as the first of `names` that leads there says, else `host` itself.
+
+    `names` are what the user may have typed. Tokens as in OpenSSH's TOKENS; HostTextError for an unknown one.
+    """
+    known = os.environ if environ is None else environ
+    for asked in (*names, host):
+        found = settings.lookup(asked, user=user, port=port)
+        if str(found.get("hostname", asked)).lower() == host.lower():
+            break
+    place = Place(f"{settings.source} (for {asked})")
+    alias = found.get("hostkeyalias")
+    local = socket.gethostname()
+    jump = str(found.get("proxyjump") or "")
+    values = {
+        "%": "%",
+        "d": os.path.expanduser("~"),
+        "h": host,
+        "i": str(os.getuid()),
+        "j": jump,
+        "k": alias or host,
+        "L": local.split(".")[0],
+        "l": local,
+        "n": asked,
+        "p": str(port),
+        "r": user,
+        "u": getpass.getuser(),
+        "C": hashlib.sha1(f"{local}{host}{port}{user}{jump}".encode()).hexdigest(),
+    }
+
+    def value_of(match: re.Match[str]) -> str:
+        name, token = match[1], match[2]
+        value = known.get(name) if name else values.get(token)
+        if value is None:
+            raise place.error(
+                f"UserKnownHostsFile: {match[0]!r} has no value, expected a token of ssh_config(5) "
+                "or an environment variable that is set",
+                part=match[0],
+            )
+        return value
+
+    files = []
+    for key, default in (
+        ("userknownhostsfile", USER_KNOWN_HOSTS),
+        ("globalknownhostsfile", GLOBAL_KNOWN_HOSTS),
+    ):
+        words = found[key].split("\0") if key in found else default
+        for word in words:
+            if word.lower() == "none":
+                continue
+            if key == "userknownhostsfile":
+                word = re.sub(r"\$\{(\w+)\}|%(.?)", value_of, word)
+            files.append(os.path.expanduser(word))
+    strict = str(found.get("stricthostkeychecking", "ask")).lower() in ("yes", "true")
+    return HostKeyRules(tuple(files), strict, alias, asked)

@@ -27,7 +27,8 @@ class Connections:
     """Transports by node, safe for several threads; closes them all on leaving its `with` block.
 
     Nodes behind the same jump hosts share the connections to those. `pinned` lists the host keys met for the
-    first time; `on_pin` hears of each at once. `ssh_config` describes the jump hosts (default: the user's).
+    first time; `on_pin` hears of each at once. `ssh_config` (default: the user's) describes the jump hosts and
+    says which known_hosts files are obeyed, and whether an unknown host key is pinned or refused.
     """
 
     def __init__(
@@ -81,13 +82,20 @@ class Connections:
         self.close()
 
     def _open(self, node: Node) -> fabric.Connection:
-        hops = hops_of(node, self._settings)
-        return self._open_along(node.name, endpoint_of(node), hops)
+        settings = self._settings()
+        hops = hops_of(node, settings)
+        return self._open_along(node.name, endpoint_of(node, settings), hops)
 
     def _open_along(self, node: str, target: Endpoint, hops: tuple[Endpoint, ...]) -> fabric.Connection:
         via = self._hop(node, hops) if hops else None
         return open_connection(
-            node, target, via=via, hops=hops, keys=self._keys, timeout_s=self._connect_timeout_s
+            node,
+            target,
+            via=via,
+            hops=hops,
+            keys=self._keys,
+            timeout_s=self._connect_timeout_s,
+            config_file=self._settings().file,
         )
 
     def _hop(self, node: str, hops: tuple[Endpoint, ...]) -> fabric.Connection:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from provision.cluster import Node
 from provision.errors import NodeUnreachable
 from provision.hosttext import parse_hosts
-from provision.sshconfig import SSHSettings, apply_ssh_config
+from provision.sshconfig import HostKeyRules, SSHSettings, apply_ssh_config, host_key_rules
+from provision.transport.hostkeys import known_name
 
 _MAX_HOPS = 8
 
@@ -24,27 +24,27 @@ class Endpoint:
     port: int
     identity_files: tuple[str, ...] = ()
     identities_only: bool = False
+    rules: HostKeyRules = field(default_factory=HostKeyRules)
+
+    @property
+    def key_name(self) -> str:
+        """What known_hosts files call it."""
+        return self.rules.alias or known_name(self.host, self.port)
 
 
-def endpoint_of(node: Node) -> Endpoint:
-    return Endpoint(
-        node.name,
-        node.host,
-        node.user or getpass.getuser(),
-        node.port or 22,
-        node.identity_files,
-        node.identities_only,
-    )
+def endpoint_of(node: Node, settings: SSHSettings) -> Endpoint:
+    user, port = node.user or getpass.getuser(), node.port or 22
+    rules = host_key_rules(settings, (node.name,), node.host, user=user, port=port)
+    return Endpoint(node.name, node.host, user, port, node.identity_files, node.identities_only, rules)
 
 
-def hops_of(node: Node, settings: Callable[[], SSHSettings]) -> tuple[Endpoint, ...]:
-    """The jump hosts on the way to `node`, first one first; their own settings come from `settings()`.
+def hops_of(node: Node, config: SSHSettings) -> tuple[Endpoint, ...]:
+    """The jump hosts on the way to `node`, first one first; their own settings come from `config`.
 
     As in OpenSSH, the first hop's own ProxyJump is followed. A hop without keys of its own gets the node's.
     """
     if not node.proxy_jump:
         return ()
-    config = settings()
     hops: list[Endpoint] = []
     jump: str | None = node.proxy_jump
     while jump:
@@ -56,7 +56,10 @@ def hops_of(node: Node, settings: Callable[[], SSHSettings]) -> tuple[Endpoint, 
             files = spec.identity_files or node.identity_files
             only = spec.identities_only or (node.identities_only and not spec.identity_files)
             user = spec.user or getpass.getuser()
-            before.append(Endpoint(text.strip(), spec.host, user, spec.port or 22, files, only))
+            port = spec.port or 22
+            names = (spec.alias,) if spec.alias else ()
+            rules = host_key_rules(config, names, spec.host, user=user, port=port)
+            before.append(Endpoint(text.strip(), spec.host, user, port, files, only, rules))
         hops = before + hops
         if len(hops) > _MAX_HOPS:
             raise NodeUnreachable(

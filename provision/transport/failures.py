@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ class Description:
     target: Endpoint
     hops: tuple[Endpoint, ...]
     timeout_s: float
+    config_file: str | None = None  # given with --ssh-config
 
     @property
     def at(self) -> str:
@@ -44,12 +46,13 @@ class Description:
     @property
     def try_command(self) -> str:
         target = self.target
-        words = ["ssh", "-o", "BatchMode=yes"]
+        words = ["ssh", *(("-F", self.config_file) if self.config_file else ()), "-o", "BatchMode=yes"]
         if self.hops:
             words += ["-J", ",".join(f"{hop.user}@{hop.host}:{hop.port}" for hop in self.hops)]
         words += [] if target.port == 22 else ["-p", str(target.port)]
         words += [word for file in target.identity_files[:1] for word in ("-i", file)]
-        return " ".join([*words, f"{target.user}@{target.host}", "true"])
+        # By the name that the configuration knows, so that its settings for that host count.
+        return shlex.join([*words, f"{target.user}@{target.rules.asked or target.host}", "true"])
 
     def error(self, cause: BaseException, after_s: float) -> NodeUnreachable:
         text, remedy = self._words(cause)
@@ -68,15 +71,18 @@ class Description:
             last = self.hops[-1].name if self.hops else "the jump host"
             return (
                 f"{last} could not connect to {self.at}: {cause.text or cause}",
-                f"is sshd up on {target.host}?",
+                f"check that sshd is up on {target.host}",
             )
         if isinstance(cause, NoAddressInTime):
             return f"resolving {target.host!r} took longer than {limit}", "check DNS"
         if isinstance(cause, TimeoutError) and "login" in str(cause):
-            return f"{self.at} did not answer the login within {limit}", "is the machine overloaded?"
+            return (
+                f"{self.at} did not answer the login within {limit}",
+                "check whether the machine is overloaded",
+            )
         if isinstance(cause, (TimeoutError, socket.timeout)):
             text = f"no answer from {self.at} within {limit}"
-            return text, "is it up, and does a firewall drop that port?"
+            return text, "check that it is up and that no firewall drops that port"
         if isinstance(cause, ConnectionRefusedError):
             return f"connection refused by {self.at}", "start sshd there, or give its port as host:port"
         if isinstance(cause, IncompatiblePeer):
@@ -85,7 +91,7 @@ class Description:
         # paramiko says the last of these when a handshake that has begun takes too long.
         if any(part in text for part in ("banner", "Timeout", "timeout", "No existing session")):
             text = f"{self.at} accepts connections but did not greet as an SSH server within {limit}"
-            return text, "is it sshd that listens there, and does it still react?"
+            return text, "check that it is sshd that listens there and that it still reacts"
         if isinstance(cause, OSError):
             return f"cannot connect to {self.at}: {cause.strerror or cause}", "check address and route"
         return f"SSH with {self.at} failed: {text}", "look at sshd's log there"

@@ -1,4 +1,4 @@
-"""Host keys: pinned at first contact, required ever after; the user's own known_hosts is only read."""
+"""Host keys: pinned at first contact, required ever after; the user's own known_hosts files are only read."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from pathlib import Path
 
 import paramiko
 
-from provision.errors import HostKeyChanged, UsageError
-
-USER_FILES = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts")
+from provision.errors import HostKeyChanged, NodeUnreachable, PreconditionError, UsageError
+from provision.sshconfig import HostKeyRules
 
 
 @dataclass(frozen=True)
@@ -91,45 +90,41 @@ def preferred_algorithms(known: Sequence[KnownKey], offered: Sequence[str]) -> l
 class HostKeys:
     """The pinned keys of one state directory, safe for several threads and processes."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        on_pin: Callable[[str], None] | None = None,
-        user_files: Sequence[str] = USER_FILES,
-    ) -> None:
+    def __init__(self, path: Path, *, on_pin: Callable[[str], None] | None = None) -> None:
         self._path = path
         self._on_pin = on_pin
-        self._user_files = [Path(name).expanduser() for name in user_files]
         self._lock = threading.Lock()
         self.pinned: list[str] = []  # what was pinned here: "pinned host key of h1: ssh-ed25519 SHA256:…"
 
-    def known(self, name: str) -> list[KnownKey]:
-        """Every key that the pins and the user's files hold for `name`, pins first."""
+    def known(self, name: str, files: Sequence[str]) -> list[KnownKey]:
+        """Every key that the pins and the user's `files` hold for `name`, pins first; UsageError for the pins."""
         found = []
-        for path in (self._path, *self._user_files):
+        for path in (self._path, *map(Path, files)):
             try:
                 text = path.read_text(encoding="utf-8", errors="replace")
-            except (FileNotFoundError, NotADirectoryError, PermissionError):
-                if path == self._path and path.exists():
-                    raise UsageError(f"{path}, the pinned host keys, cannot be read") from None
+            except (FileNotFoundError, NotADirectoryError):
                 continue
+            except OSError as error:
+                if path == self._path:
+                    text = f"{path}, the pinned host keys, cannot be read: {error.strerror}"
+                    raise UsageError(text, remedy="make it a file that you may read and write") from error
+                continue  # as OpenSSH does
             found += keys_of(text, name, str(path))
         return found
 
-    def check(self, node: str, name: str, key: paramiko.PKey) -> None:
-        """Accepts the known key, pins one for a name without any, raises HostKeyChanged for another."""
+    def check(self, node: str, name: str, key: paramiko.PKey, rules: HostKeyRules) -> None:
+        """Accepts the known key, pins one for a name without any, raises HostKeyChanged for another.
+
+        NodeUnreachable instead of pinning where the rules are strict; PreconditionError if it cannot be written.
+        """
         blob = key.asbytes()
         with self._lock:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-            with os.fdopen(descriptor, "a", encoding="utf-8") as stream:
-                fcntl.flock(stream, fcntl.LOCK_EX)  # another process may be pinning the same host
-                known = self.known(name)
-                if not known:
-                    before = self._path.read_text(encoding="utf-8", errors="replace")
-                    newline = "\n" if before and not before.endswith("\n") else ""
-                    stream.write(f"{newline}{name} {key.get_name()} {base64.b64encode(blob).decode()}\n")
+            # What is known needs no writing: a read-only directory will do.
+            known = self.known(name, rules.files)
+            if not known and rules.strict:
+                raise unknown(node, name, key.get_name(), blob, rules.files)
+            if not known:
+                known = self._pin(name, key.get_name(), blob, rules.files)
         if not known:
             shown = name if name == node else f"{node} ({name})"
             text = f"pinned host key of {shown}: {key.get_name()} {fingerprint(blob)}"
@@ -138,6 +133,36 @@ class HostKeys:
                 self._on_pin(text)
             return
         judge(node, name, key.get_name(), blob, known)
+
+    def _pin(self, name: str, key_type: str, blob: bytes, files: Sequence[str]) -> list[KnownKey]:
+        """Writes the key, or returns what another process has pinned for `name` in the meantime."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+            with os.fdopen(descriptor, "a", encoding="utf-8") as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX)
+                known = self.known(name, files)
+                if not known:
+                    before = self._path.read_text(encoding="utf-8", errors="replace")
+                    newline = "\n" if before and not before.endswith("\n") else ""
+                    stream.write(f"{newline}{name} {key_type} {base64.b64encode(blob).decode()}\n")
+        except OSError as error:
+            text = f"the host key of {name} cannot be written to {self._path.absolute()}: {error.strerror or error}"
+            remedy = "start the task in a directory that you may write to, or make that file writable"
+            raise PreconditionError(text, remedy=remedy) from error
+        return known
+
+
+def unknown(node: str, name: str, key_type: str, blob: bytes, files: Sequence[str]) -> NodeUnreachable:
+    """The refusal of a host whose key stands nowhere, where the configuration wants it to be known."""
+    places = ", ".join(files) or "no file"
+    return NodeUnreachable(
+        node,
+        f"its host key {key_type} {fingerprint(blob)} is unknown: {name} stands in none of {places}, "
+        "and the SSH configuration says StrictHostKeyChecking yes",
+        remedy="compare that fingerprint with the machine's own (`ssh-keygen -lf` of its .pub file) and add the "
+        "key to one of those files, or set StrictHostKeyChecking to accept-new for this host",
+    )
 
 
 def judge(node: str, name: str, key_type: str, blob: bytes, known: Sequence[KnownKey]) -> None:
@@ -167,10 +192,11 @@ def judge(node: str, name: str, key_type: str, blob: bytes, known: Sequence[Know
 class PinningPolicy:
     """Hands paramiko's question to HostKeys; paramiko itself is given no keys, so that it always asks."""
 
-    def __init__(self, keys: HostKeys, node: str, name: str) -> None:
+    def __init__(self, keys: HostKeys, node: str, name: str, rules: HostKeyRules) -> None:
         self._keys = keys
         self._node = node
         self._name = name
+        self._rules = rules
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        self._keys.check(self._node, self._name, key)
+        self._keys.check(self._node, self._name, key, self._rules)

@@ -15,10 +15,10 @@ import fabric
 import paramiko
 from paramiko.ssh_exception import SSHException
 
-from provision.errors import NodeError
+from provision.errors import RingmasterError
 from provision.transport.endpoints import Endpoint
 from provision.transport.failures import Description, NoAddressInTime
-from provision.transport.hostkeys import HostKeys, PinningPolicy, known_name, preferred_algorithms
+from provision.transport.hostkeys import HostKeys, PinningPolicy, preferred_algorithms
 from provision.transport.userkeys import KeyLogin, KeysRefused
 
 T = TypeVar("T")
@@ -38,20 +38,22 @@ def open_connection(
     hops: tuple[Endpoint, ...],
     keys: HostKeys,
     timeout_s: float,
+    config_file: str | None = None,
 ) -> fabric.Connection:
     """A logged-in connection to `target`; TCP, greeting and login each take at most `timeout_s`.
 
     `via` is the open connection to the last of `hops`. NodeUnreachable and HostKeyChanged speak of `node`.
+    `config_file` is the one that ssh needs to find the same hosts.
     """
     _quiet_paramiko()
-    describe = Description(node, target, hops, timeout_s)
+    describe = Description(node, target, hops, timeout_s, config_file)
     attempts = 3
     while True:
         attempts -= 1
         begun = time.monotonic()
         try:
             return _open(describe, via, keys)
-        except NodeError:
+        except RingmasterError:
             raise
         except (EOFError, OSError, SSHException, KeysRefused) as error:
             # A busy sshd (MaxStartups) closes connections at once, before its greeting.
@@ -63,9 +65,9 @@ def open_connection(
 
 def _open(describe: Description, via: fabric.Connection | None, keys: HostKeys) -> fabric.Connection:
     target, timeout_s = describe.target, describe.timeout_s
-    name = known_name(target.host, target.port)
+    name = target.key_name
     sock = _tcp(target, timeout_s) if via is None else _through(via, target, timeout_s)
-    known = keys.known(name)
+    known = keys.known(name, target.rules.files)
 
     def make_transport(sock: Any, **options: Any) -> paramiko.Transport:
         transport = paramiko.Transport(
@@ -96,7 +98,7 @@ def _open(describe: Description, via: fabric.Connection | None, keys: HostKeys) 
             ),
         },
     )
-    connection.client.set_missing_host_key_policy(PinningPolicy(keys, describe.node, name))
+    connection.client.set_missing_host_key_policy(PinningPolicy(keys, describe.node, name, target.rules))
     try:
         connection.open()
     except BaseException:

@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from provision.cluster import Node
-from provision.errors import CommandFailed, DeadlineExceeded, HostKeyChanged, NodeError, NodeUnreachable
+from provision.errors import (
+    CommandFailed,
+    DeadlineExceeded,
+    HostKeyChanged,
+    NodeError,
+    NodeUnreachable,
+    PreconditionError,
+)
 from provision.fanout import fan_out
 from provision.sshconfig import load_ssh_config
 from provision.transport import Connections, Transport
@@ -248,6 +255,44 @@ def test_the_users_known_hosts_is_obeyed_and_not_written(
         fresh.to(node_of(bed, "h1"))
         assert fresh.pinned == ()
     assert file.read_text() == f"{address} {key}\n"
+
+
+def test_the_known_hosts_of_the_ssh_configuration_are_obeyed(
+    bed: Testbed, known_hosts: Path, tmp_path: Path
+) -> None:
+    """The testbed's configuration names its known_hosts and says StrictHostKeyChecking yes."""
+
+    def connections(config: Path) -> Connections:
+        settings = load_ssh_config(config)
+        return Connections(known_hosts, connect_timeout_s=CONNECT_TIMEOUT_S, ssh_config=settings)
+
+    with connections(bed.ssh_config) as given:
+        assert given.to(node_of(bed, "h1")).run(["hostname"], timeout_s=20).stdout == "h1\n"
+        assert given.pinned == ()
+    assert not known_hosts.exists()
+
+    config, theirs = tmp_path / "cfg", tmp_path / "theirs"
+    config.write_text(bed.ssh_config.read_text().replace(str(bed.known_hosts), str(theirs)))
+    theirs.write_text("")
+    with connections(config) as given:
+        text, _ = timed_error(given, node_of(bed, "h1"), NodeUnreachable)
+    assert f"stands in none of {theirs}, " in text
+    assert "StrictHostKeyChecking yes" in text
+    other = " ".join(bed.node("h2").read("/etc/ssh/ssh_host_ed25519_key.pub").split()[:2])
+    theirs.write_text(f"{bed.node('h1').address} {other}\n")
+    with connections(config) as given:
+        text, _ = timed_error(given, node_of(bed, "h1"), HostKeyChanged)
+    assert f"({theirs}:1)" in text
+    assert not known_hosts.exists()
+
+
+def test_pins_that_cannot_be_written_are_not_the_hosts_fault(bed: Testbed, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        Connections(tmp_path / "file" / "pins", connect_timeout_s=CONNECT_TIMEOUT_S) as connections,
+        pytest.raises(PreconditionError, match=f"cannot be written to {tmp_path}/file/pins: File exists; "),
+    ):
+        connections.to(node_of(bed, "h1"))
 
 
 def test_no_authorized_keys(bed: Testbed, connections: Connections) -> None:

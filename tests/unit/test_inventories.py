@@ -16,7 +16,7 @@ from provision.cluster import Cluster, Node
 from provision.errors import HostTextError, UsageError
 from provision.hosttext import HostSpec, parse_hosts
 from provision.inventories import kind_of, parse_slurm, read_ansible, resolve
-from provision.sshconfig import apply_ssh_config, parse_ssh_config
+from provision.sshconfig import apply_ssh_config, host_key_rules, load_ssh_config, parse_ssh_config
 
 
 @pytest.fixture
@@ -220,6 +220,53 @@ def test_ssh_config_refused(text, expected):
     with pytest.raises(HostTextError) as caught:
         parse_ssh_config([("cfg", text, "/")], lambda pattern, folder: [(pattern, files[pattern])])
     assert expected in str(caught.value)
+
+
+GLOBAL = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+
+
+@pytest.mark.parametrize(
+    ("text", "files"),
+    [
+        pytest.param("User x", ("~/.ssh/known_hosts", "~/.ssh/known_hosts2", *GLOBAL), id="default"),
+        pytest.param("UserKnownHostsFile /a ~/b", ("/a", "~/b", *GLOBAL), id="several"),
+        pytest.param('UserKnownHostsFile "/a b" "/c d"', ("/a b", "/c d", *GLOBAL), id="quoted"),
+        pytest.param("UserKnownHostsFile=/dev/null # x", ("/dev/null", *GLOBAL), id="dev-null"),
+        pytest.param("UserKnownHostsFile none", GLOBAL, id="none"),
+        pytest.param("globalknownhostsfile /g1 /g2\nUserKnownHostsFile none", ("/g1", "/g2"), id="global"),
+        pytest.param(
+            "UserKnownHostsFile %d/%n/%h/%p/%r/%k/${DIR}/100%% /x\nUserKnownHostsFile /late",
+            ("~/h1/10.0.0.1/2222/u/10.0.0.1/dir/100%", "/x", *GLOBAL),
+            id="tokens",
+        ),
+    ],
+)
+def test_known_hosts_files(text, files):
+    text += "\nHost h1\n  HostName 10.0.0.1\nHost other\n  UserKnownHostsFile /not/for/h1\n"
+    settings = parse_ssh_config([("cfg", text, "/")], lambda pattern, folder: [])
+    rules = host_key_rules(settings, ["h1"], "10.0.0.1", user="u", port=2222, environ={"DIR": "dir"})
+    assert rules.files == tuple(os.path.expanduser(file) for file in files)
+
+
+@pytest.mark.parametrize(
+    ("value", "strict"),
+    [("yes", True), ("YES", True), ("no", False), ("ask", False), ("accept-new", False)],
+)
+def test_strict_host_key_checking(value, strict, tmp_path):
+    (tmp_path / "cfg").write_text(f"Host h1\n StrictHostKeyChecking {value}\n HostKeyAlias a1\n")
+    settings = load_ssh_config(tmp_path / "cfg")
+    rules = host_key_rules(settings, ["h1"], "h1", user="u", port=22)
+    assert (rules.strict, rules.alias, settings.file) == (strict, "a1", f"{tmp_path}/cfg")
+    assert not host_key_rules(settings, ["h2"], "h2", user="u", port=22).strict
+
+
+@pytest.mark.parametrize("word", ["%Z", "${NOT_SET_ANYWHERE}", "%"])
+def test_known_hosts_file_with_an_unknown_token(word):
+    text = f"UserKnownHostsFile /a/{word}\n"
+    settings = parse_ssh_config([("cfg", text, "/")], lambda pattern, folder: [])
+    with pytest.raises(HostTextError, match=r"^cfg \(for h1\): UserKnownHostsFile: ") as caught:
+        host_key_rules(settings, ["h1"], "h1", user="u", port=22, environ={})
+    assert caught.value.part == word
 
 
 def test_include_is_read_from_files(tmp_path):

@@ -6,21 +6,35 @@ import base64
 import hashlib
 import hmac
 import re
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import paramiko
 import pytest
+from paramiko.ssh_exception import ChannelException, IncompatiblePeer
 
 from provision.cluster import Node
-from provision.errors import HostKeyChanged, UsageError
+from provision.errors import HostKeyChanged, NodeUnreachable, PreconditionError, UsageError
+from provision.sshconfig import HostKeyRules, SSHSettings, load_ssh_config
 from provision.transport import Transport, connect, supervisor, tree
-from provision.transport.hostkeys import judge, keys_of, known_name, preferred_algorithms
+from provision.transport.endpoints import Endpoint, endpoint_of, hops_of
+from provision.transport.failures import Description, NoAddressInTime
+from provision.transport.hostkeys import (
+    HostKeys,
+    fingerprint,
+    judge,
+    keys_of,
+    known_name,
+    preferred_algorithms,
+)
 from provision.transport.local import local_environment
 from provision.transport.session import shown
 from provision.transport.streams import Kept, Lines, Marked
+from provision.transport.userkeys import KeysRefused
 from tests.transport_contract import TransportContract, eventually, still_there
 
 HERE = Node(name="here", host="localhost", local=True)
@@ -269,6 +283,116 @@ def test_the_server_is_asked_for_the_key_that_is_known() -> None:
         "ecdsa-sha2-nistp256",
     ]
     assert preferred_algorithms([], offered) == offered
+
+
+@pytest.fixture(scope="module")
+def host_keys() -> tuple[paramiko.PKey, paramiko.PKey]:
+    return paramiko.ECDSAKey.generate(), paramiko.ECDSAKey.generate()
+
+
+def line_of(name: str, key: paramiko.PKey) -> str:
+    return f"{name} {key.get_name()} {key.get_base64()}\n"
+
+
+def test_the_files_of_the_configuration_are_obeyed_and_not_written(
+    tmp_path: Path, host_keys: tuple[paramiko.PKey, paramiko.PKey]
+) -> None:
+    right, wrong = host_keys
+    theirs = tmp_path / "theirs"
+    theirs.write_text(line_of("[h1]:2222", right))
+    rules = HostKeyRules(("/dev/null", str(tmp_path / "missing"), str(tmp_path), str(theirs)))
+    keys = HostKeys(tmp_path / "state" / "pins")
+    keys.check("n1", "[h1]:2222", right, rules)
+    with pytest.raises(HostKeyChanged, match=f"{theirs}:1"):
+        keys.check("n1", "[h1]:2222", wrong, rules)
+    assert theirs.read_text() == line_of("[h1]:2222", right)
+    assert not (tmp_path / "state").exists(), "what is known needs no pin, nor a place to write it"
+    assert keys.pinned == []
+
+
+def test_an_unknown_host_is_refused_where_the_configuration_is_strict(
+    tmp_path: Path, host_keys: tuple[paramiko.PKey, paramiko.PKey]
+) -> None:
+    pins, (key, other) = tmp_path / "pins", host_keys
+    strict = HostKeyRules(("/f1", "/f2"), strict=True)
+    with pytest.raises(NodeUnreachable) as caught:
+        HostKeys(pins).check("n1", "h1", key, strict)
+    text = str(caught.value)
+    assert text.startswith(f"n1: its host key {key.get_name()} {fingerprint(key.asbytes())} is unknown: h1 ")
+    assert "in none of /f1, /f2, and the SSH configuration says StrictHostKeyChecking yes; compare" in text
+    assert not pins.exists()
+    HostKeys(pins).check("n1", "h1", key, HostKeyRules())
+    HostKeys(pins).check("n1", "h1", key, strict)  # pinned before
+    with pytest.raises(HostKeyChanged):
+        HostKeys(pins).check("n1", "h1", other, strict)
+    assert pins.read_text() == line_of("h1", key)
+
+
+def test_pins_that_cannot_be_written_or_read_are_told_as_such(
+    tmp_path: Path, host_keys: tuple[paramiko.PKey, paramiko.PKey]
+) -> None:
+    (tmp_path / "file").touch()
+    pins = tmp_path / "file" / "pins"
+    with pytest.raises(PreconditionError) as caught:
+        HostKeys(pins).check("n1", "h1", host_keys[0], HostKeyRules())
+    assert str(caught.value) == (
+        f"the host key of h1 cannot be written to {pins}: File exists; "
+        "start the task in a directory that you may write to, or make that file writable"
+    )
+    with pytest.raises(UsageError, match=f"{tmp_path}, the pinned host keys, cannot be read: Is a directory"):
+        HostKeys(tmp_path).known("h1", ())
+
+
+def settings_of(tmp_path: Path, text: str) -> SSHSettings:
+    path = tmp_path / "cfg"
+    path.write_text(text)
+    return load_ssh_config(path)
+
+
+def test_nodes_and_jump_hosts_get_their_own_rules(tmp_path: Path) -> None:
+    text = "Host h1\n HostName 10.0.0.1\n UserKnownHostsFile /k1\n StrictHostKeyChecking yes\n"
+    text += "Host j1\n HostName 10.0.0.9\n HostKeyAlias jump\n UserKnownHostsFile /k9\n"
+    text += "Host *\n GlobalKnownHostsFile none\n UserKnownHostsFile /rest\n"
+    config = settings_of(tmp_path, text)
+    node = Node("h1", "10.0.0.1", user="u", port=2222, proxy_jump="v@j1:23")
+    target, (hop,) = endpoint_of(node, config), hops_of(node, config)
+    assert target.rules == HostKeyRules(("/k1",), True, None, "h1")
+    assert hop.rules == HostKeyRules(("/k9",), False, "jump", "j1")
+    assert (target.key_name, hop.key_name) == ("[10.0.0.1]:2222", "jump")
+    # A node that is only called like an entry of the configuration is another machine.
+    assert endpoint_of(Node("h1", "10.0.0.5"), config).rules == HostKeyRules(("/rest",), asked="10.0.0.5")
+
+
+# -- failures in words -------------------------------------------------------------------------------------
+
+CAUSES = [
+    KeysRefused([]),
+    KeysRefused(["k (refused)"]),
+    socket.gaierror(-2, "Name or service not known"),
+    ChannelException(2, "Connect failed"),
+    NoAddressInTime(),
+    TimeoutError("no answer to the login"),
+    TimeoutError(),
+    ConnectionRefusedError(),
+    IncompatiblePeer("kex"),
+    paramiko.SSHException("Error reading SSH protocol banner"),
+    OSError(113, "No route to host"),
+    paramiko.SSHException("odd"),
+]
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=repr)
+def test_a_failed_connection_ends_with_a_command_that_finds_the_same_host(
+    cause: Exception, tmp_path: Path
+) -> None:
+    config = settings_of(tmp_path, "Host h1\n HostName 10.0.0.1\n")
+    target = endpoint_of(Node("h1", "10.0.0.1", user="u", port=2222, identity_files=("/a b",)), config)
+    text = str(Description("h1", target, (), 4.0, config.file).error(cause, 0.1))
+    command = f"ssh -F {tmp_path}/cfg -o BatchMode=yes -p 2222 -i '/a b' u@h1 true"
+    assert text.endswith(f"; to see it by hand: `{command}`")
+    assert "?;" not in text
+    plain = Description("h1", Endpoint("h1", "10.0.0.1", "u", 22), (), 4.0).try_command
+    assert plain == "ssh -o BatchMode=yes u@10.0.0.1 true"
 
 
 # -- trees -------------------------------------------------------------------------------------------------
