@@ -13,6 +13,8 @@ from typing import Protocol, TextIO
 from provision.launch.demux import Demux, Event, Lines, MpirunText, RankData, RankEnd
 from provision.launch.runs import Run
 
+# Said by mpirun 3.1 to 4.1 when the connection to a node's daemon is gone: cut off, switched off, or the daemon died.
+_LOST_DAEMON = re.compile(r"^\s*Remote daemon: +\[.*\] on node (\S+)$")
 ERROR_LINES = 12  # of a failing rank's standard error, shown with its name
 # The child was quicker than its parent; mpirun goes on as if nothing had been.
 _HARMLESS = re.compile(r"plm:rsh: Warning: setpgid\(.*\) failed in parent")
@@ -68,6 +70,7 @@ class JobOutput:
         self._bytes = dict.fromkeys(self._lines, 0)
         self._last_errors: dict[int, list[str]] = {}
         self.mpirun_lines: list[str] = []
+        self.lost_hosts: list[str] = []  # as mpirun calls them; only those lost before any rank failed
         self.ends: list[RankEnd] = []  # in order of arrival
 
     def on_line(self, stream: str, line: str) -> None:
@@ -91,6 +94,14 @@ class JobOutput:
     def error_lines(self, rank: int) -> Sequence[str]:
         """The last lines the rank wrote on standard error."""
         return tuple(self._last_errors.get(rank, ()))
+
+    def log_words(self, rank: int) -> str:
+        """Where to read what the rank wrote; of what it did not write there is no file."""
+        if self._bytes[rank, "err"]:
+            return f"its log: {self._run.folder}/rank-{rank}.err"
+        if self._bytes[rank, "out"]:
+            return f"nothing on its standard error; its output: {self._run.folder}/rank-{rank}.out"
+        return "it wrote nothing: its log is empty"
 
     def lost_bytes(self, rank: int) -> int:
         """How much of the rank's output never arrived, of what it says it wrote; 0 when it did not say."""
@@ -131,6 +142,9 @@ class JobOutput:
     def _mpirun(self, text: str) -> None:
         self._run.append("mpirun.log", text.encode("utf-8", "replace") + b"\n")
         self.mpirun_lines.append(text)
+        lost = _LOST_DAEMON.match(text)
+        if lost and self.first_failure is None and lost[1] not in self.lost_hosts:
+            self.lost_hosts.append(lost[1])
         # After a rank's own end has been told, mpirun's account of it only hides the reason.
         if self.first_failure is None and not _HARMLESS.search(text):
             self._screen.line(None, "err", text)

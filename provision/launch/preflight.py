@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from provision.transport import Transport
 NODE_TIMEOUT_S = 20.0
 _FACTS = ("hostname", "uid", "prefix", "openmpi", "python", "stack", "gpus", "ptrace_scope", "project")
 _PROVISION = "run `fab provision`"
+_EXIT_MISSING = 69  # of scripts/node: something that provisioning brings is not there
+_OWN_REMEDY = re.compile(r"; run `?fab provision`?$")
 _AGAIN = "run the same `fab train` again, or give one version of the project a folder of another name"
 
 
@@ -84,7 +87,10 @@ def problems(
             continue
         got = answer.facts.get("openmpi", "")
         if got != version:
-            found.append((name, f"Open MPI {got or 'of unknown version'}, expected {version}", _PROVISION))
+            what = f"Open MPI {got or 'of unknown version'}, expected {version}"
+            if got.startswith("broken: "):
+                what = f"its Open MPI is {got}"
+            found.append((name, what, _PROVISION))
         if not answer.facts.get("python", "").startswith(("2.", "3.")):
             found.append((name, f"the {cluster.stack} stack's python does not run", _PROVISION))
         elif answer.facts.get("stack", "") != stack:
@@ -115,6 +121,10 @@ def _no_answer(cluster: Cluster, answer: Answer) -> tuple[str, str]:
         return f"cannot be reached from {cluster.head.name} over SSH: {last}", (
             "run `fab provision`, which sets up SSH between the nodes"
         )
+    if answer.status == _EXIT_MISSING:
+        # The helper names its host and what to do, as all who answer so; here both are said once for every node.
+        said = _OWN_REMEDY.sub("", last.removeprefix(f"{answer.node}: ")) or "something is missing"
+        return said, _PROVISION
     return f"answered the head with status {answer.status}: {last}", _PROVISION
 
 

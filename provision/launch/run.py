@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision.cluster import Cluster
-from provision.errors import LaunchError, RingmasterError
+from provision.cluster import Cluster, fold
+from provision.errors import LaunchError, NodeError, RingmasterError
+from provision.fanout import Outcome
 from provision.launch import preflight, slots
 from provision.launch.command import MpirunOptions, job_environment, mpirun_argv, parse_env, rank_argv
 from provision.launch.output import JobOutput, Screen, TerminalScreen
@@ -129,7 +130,7 @@ class _Job:
             )
             output.close()
             status = self._status(output, result.status, hosts)
-            state = "done" if status == 0 else "failed"
+            state = "lost" if output.lost_hosts else "done" if status == 0 else "failed"
         except KeyboardInterrupt:
             output.close()
             state, status = "interrupted", INTERRUPTED
@@ -137,11 +138,13 @@ class _Job:
             output.close()
             raise
         finally:
-            leftovers = self._sweep(options.hostfile)
+            leftovers = self._sweep(options.hostfile, interrupted=state == "interrupted")
             meta.update(ended=utc_now(), state=state, status=status, leftovers=leftovers)
             self.run.write_meta(meta)
         failed = self._failed_rank(output) if state == "failed" else None
         host = None if failed is None else hosts[failed]
+        if state == "lost" and output.lost_hosts:
+            host = output.lost_hosts[0]
         return JobResult(self.run.job, self.run.folder, status, failed, host, leftovers)
 
     def _failed_rank(self, output: JobOutput) -> int | None:
@@ -153,15 +156,17 @@ class _Job:
     def _status(self, output: JobOutput, mpirun_status: int, hosts: Sequence[str]) -> int:
         """The job's status; says which rank failed first, where, and with which words."""
         self._report_lost(output, hosts)
+        if output.lost_hosts:
+            # The ranks that mpirun then ends are no failures of their own.
+            self._say(lost_text(output.lost_hosts, hosts, self.cluster.head.name))
+            return NodeError.exit_status
         rank = self._failed_rank(output)
         failure = output.first_failure
         if rank is not None:
             how = "was killed" if failure is None else how_ended(failure.status)
             if failure is not None and failure.stopped_s is not None:
                 how = f"was stopped for {failure.stopped_s} s and then ended, since the others wait for it"
-            self._say(
-                f"error: rank {rank} on {hosts[rank]} {how}; its log: {self.run.folder}/rank-{rank}.err"
-            )
+            self._say(f"error: rank {rank} on {hosts[rank]} {how}; {output.log_words(rank)}")
             for line in output.error_lines(rank):
                 self._say(f"  [{rank}] {line}")
         if failure is not None:
@@ -176,24 +181,49 @@ class _Job:
             lost = output.lost_bytes(rank)
             if lost:
                 self._say(
-                    f"warning: {lost} bytes of the output of rank {rank} on {host} were lost on the way"
+                    f"warning: {slots.counted(lost, 'byte')} of the output of rank {rank} on {host}"
+                    f" {'was' if lost == 1 else 'were'} lost on the way"
                 )
 
     def _say(self, text: str) -> None:
         self.screen.line(None, "err", text)
 
-    def _sweep(self, hostfile: str) -> tuple[str, ...]:
+    def _sweep(self, hostfile: str, *, interrupted: bool) -> tuple[str, ...]:
         """Ends what the job has left on any node; what was found, as `node: pid command`."""
         found: list[str] = []
         outcomes = sweep(self.cluster, self.connections, self.placed, self.run.job, hostfile)
         for name, outcome in outcomes.items():
             if outcome.error is not None:
-                self._say(f"warning: nobody could look for what the job has left running: {outcome.error}")
+                self._say(
+                    f"warning: {name} could not be searched for what the job left running: {outcome.error}"
+                )
                 continue
             found += [f"{name}: {line}" for line in (outcome.value or "").splitlines()]
         if found:
-            self._say(f"note: ended {len(found)} processes that the job had left running")
+            noun = "process" if len(found) == 1 else "processes"
+            self._say(f"note: ended {len(found)} {noun} that the job had left running")
+        if interrupted:
+            self._say(interrupted_text(outcomes))
         return tuple(found)
+
+
+def lost_text(lost: Sequence[str], hosts: Sequence[str], head: str) -> str:
+    """What to say of hosts that mpirun lost; `hosts` is the node of each rank."""
+    ranks = [str(rank) for rank, host in enumerate(hosts) if host in lost]
+    held = f" (rank{'' if len(ranks) == 1 else 's'} {', '.join(ranks)})" if ranks else ""
+    return (
+        f"error: {fold(lost)}{held} was lost: it answers {head} no more, or mpirun's daemon there died; the job"
+        " was ended; run `fab healthcheck`"
+    )
+
+
+def interrupted_text(outcomes: Mapping[str, Outcome[str]]) -> str:
+    """What to say after Ctrl-C, by what the search for leftovers found on each node."""
+    ended = [name for name, outcome in outcomes.items() if outcome.ok]
+    unknown = [name for name, outcome in outcomes.items() if not outcome.ok]
+    parts = [f"the job's ranks on {fold(ended)} were ended"] if ended else []
+    parts += [f"not known of {fold(unknown)}"] if unknown else []
+    return f"interrupted: {'; '.join(parts)}"
 
 
 def how_ended(status: int) -> str:

@@ -42,18 +42,24 @@ def seats(cluster: Cluster, np: int, gpus: Mapping[str, int | None]) -> tuple[Se
         )
     if left:
         raise LaunchError(
-            f"{wanted} ranks wanted, {sum(slots)} slots in the cluster\n{table(placed)}",
+            f"{counted(wanted, 'rank')} wanted, {counted(sum(slots), 'slot')} in the cluster\n{table(placed)}",
             remedy=f"use --np {sum(slots)} or less, add hosts, or provision with more slots per host",
         )
     crowded = [seat for seat in placed if seat.gpus and seat.ranks > seat.gpus]
     if crowded:
-        names = ", ".join(f"{s.node.name} would run {s.ranks} ranks on {s.gpus} GPUs" for s in crowded)
+        names = ", ".join(
+            f"{s.node.name} would run {s.ranks} ranks on {counted(s.gpus or 0, 'GPU')}" for s in crowded
+        )
         fit = sum(min(s.slots, s.gpus) if s.gpus else s.slots for s in placed)
         raise LaunchError(
             f"each rank needs a GPU of its own: {names}\n{table(placed)}",
-            remedy=f"provision with slots equal to the GPUs of each host; {fit} ranks fit in all",
+            remedy=f"provision with slots equal to the GPUs of each host; {counted(fit, 'rank')} fit in all",
         )
     return tuple(placed)
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _packed(slots: Sequence[int], wanted: int) -> list[int]:

@@ -5,6 +5,10 @@ set -Eeuo pipefail
 # What orted says of itself, else what mpirun beside it says: orted of most releases knows no --version.
 openmpi_version() {
     local program text status
+    [[ -x $prefix/openmpi/bin/orted ]] || {
+        printf 'broken: %s is missing' "$prefix/openmpi/bin/orted"
+        return
+    }
     for program in orted mpirun; do
         status=0
         text=$("$prefix/openmpi/bin/$program" --version 2>&1) || status=$?
@@ -48,10 +52,6 @@ project_state() {
 main() {
     local project=${1:--} stack=${RINGMASTER_STACK:-tf1} ptrace=/proc/sys/kernel/yama/ptrace_scope
     prefix=$(CDPATH="" cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-    [[ -x $prefix/openmpi/bin/orted ]] || {
-        echo "$prefix/openmpi/bin/orted is missing"
-        exit 69
-    }
     if [[ -r $prefix/env.sh ]]; then
         set +u
         # shellcheck source=/dev/null

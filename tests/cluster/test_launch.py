@@ -207,7 +207,9 @@ def test_a_job_ends_with_its_controller(lab: Lab, tmp_path: Path, how: signal.Si
     up = [process.stdout.readline() for _ in range(9)]
     assert sorted(up) == [f"[{rank}] up\n" for rank in range(9)]
     process.send_signal(how)
-    process.communicate(timeout=30)
+    _, err = process.communicate(timeout=30)
+    if how is signal.SIGINT:
+        assert err.splitlines()[-1] == "interrupted: the job's ranks on h[1-3] were ended"
     assert process.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
     # That nothing is left running is looked at after every test.
 
@@ -291,8 +293,7 @@ def test_a_missing_orted_is_found_before_the_launch(lab: Lab, tmp_path: Path) ->
         done = lab.run("train", "--script", str(project(tmp_path, PROBE)), "--np", "9", expect=5)
     finally:
         lab.bed.node("h2").exec(["mv", f"{orted}.away", orted])
-    assert f"h2: answered the head with status 69: {orted} is missing" in done.stderr
-    assert "run `fab provision`" in done.stderr
+    assert f"h2: its Open MPI is broken: {orted} is missing; run `fab provision`" in done.stderr
 
 
 def test_another_open_mpi_on_a_host_is_refused(lab: Lab, tmp_path: Path) -> None:
@@ -348,6 +349,39 @@ def test_a_worker_the_head_cannot_reach_is_refused_in_time(lab: Lab, tmp_path: P
     assert re.search(r"ssh-mesh +h1 -> h3 +failed", found.stdout)
     assert "6 ranks" not in found.stdout
     assert "2 ranks over 2 hosts (without h3)" in found.stdout
+
+
+def test_a_host_cut_off_while_the_job_runs_is_noticed_and_named(lab: Lab, tmp_path: Path) -> None:
+    """Its connections stay open and say nothing; the ranks on both sides of the cut must end."""
+    script = project(tmp_path, "import time\nprint('up', flush=True)\ntime.sleep(300)\n")
+    h3 = lab.bed.node("h3")
+    process = lab.start("train", "--script", str(script), "--np", "9")
+    assert process.stdout is not None
+    seen = []
+    while sum(line.endswith("] up\n") for line in seen) < 9:
+        seen.append(process.stdout.readline())
+        assert seen[-1], "".join(seen)
+    h3.cut()
+    started = time.monotonic()
+    try:
+        text, _ = process.communicate(timeout=120)
+        took = time.monotonic() - started
+    finally:
+        h3.restore()
+    assert process.returncode == 3, text
+    assert took < 90
+    assert "error: h3 (ranks 6, 7, 8) was lost: it answers h1 no more" in text
+    assert "warning: h3 could not be searched for what the job left running" in text
+    # That h3's own ranks have ended as well is looked at after every test.
+
+
+def test_two_trains_of_one_project_at_once(lab: Lab, tmp_path: Path) -> None:
+    script = project(tmp_path, "print('twin')\n")
+    jobs = [lab.start("train", "--script", str(script), "--np", "3") for _ in range(2)]
+    for job in jobs:
+        text, _ = job.communicate(timeout=90)
+        assert job.returncode == 0, text
+        assert text.count("] twin\n") == 3
 
 
 def test_names_need_no_resolver_on_the_head(lab: Lab, tmp_path: Path) -> None:

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from provision.errors import NodeError
+from provision.fanout import Outcome
 from provision.launch.output import JobOutput, TerminalScreen
+from provision.launch.run import interrupted_text, lost_text
 from provision.launch.runs import Run, new_run, read_meta, runs_of
 
 
@@ -132,3 +135,55 @@ def test_jobs_started_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
         run.write_meta({"state": "done"})
     assert [run.job for run in runs_of(tmp_path)] == sorted(run.job for run in made)
     assert read_meta(made[0])["state"] == "done"
+
+
+LOST = """\
+--------------------------------------------------------------------------
+ORTE has lost communication with a remote daemon.
+
+  HNP daemon   : [[33747,0],0] on node h1
+  Remote daemon: [[33747,0],2] on node h3
+
+This is usually due to either a failure of the TCP network
+connection to the node, or possibly an internal failure of
+the daemon itself."""
+
+
+def test_a_host_that_mpirun_lost_is_no_failure_of_the_ranks_it_ends(run: Run) -> None:
+    output = JobOutput(run, Kept(), 3)
+    for line in LOST.split("\n"):
+        output.on_line("stderr", line)
+    output.on_line("stdout", end(0, 143, 0, 0))
+    output.close()
+    assert output.lost_hosts == ["h3"]
+    text = lost_text(output.lost_hosts, ("h1", "h2", "h3", "h3"), "h1")
+    assert text.startswith("error: h3 (ranks 2, 3) was lost: it answers h1 no more")
+    assert "run `fab healthcheck`" in text
+
+
+def test_a_daemon_lost_after_a_rank_failed_is_not_the_reason(run: Run) -> None:
+    output = JobOutput(run, Kept(), 3)
+    output.on_line("stdout", end(1, 3, 0, 0))
+    for line in LOST.split("\n"):
+        output.on_line("stderr", line)
+    assert output.lost_hosts == []
+
+
+def test_a_rank_that_wrote_nothing_is_not_said_to_have_a_log(run: Run) -> None:
+    output = JobOutput(run, Kept(), 3)
+    output.on_line("stdout", element(1, "o", b"out"))
+    output.on_line("stdout", element(2, "e", b"err"))
+    assert output.log_words(0) == "it wrote nothing: its log is empty"
+    for rank, stream in ((1, "out"), (2, "err")):
+        path = run.folder / f"rank-{rank}.{stream}"
+        assert path.exists()
+        assert output.log_words(rank).endswith(str(path))
+
+
+def test_what_ctrl_c_came_to_is_one_line() -> None:
+    done: Outcome[str] = Outcome(value="")
+    away: Outcome[str] = Outcome(error=NodeError("h3", "no answer"))
+    assert interrupted_text({"h1": done, "h2": done}) == "interrupted: the job's ranks on h[1-2] were ended"
+    assert interrupted_text({"h1": done, "h3": away}) == (
+        "interrupted: the job's ranks on h1 were ended; not known of h3"
+    )

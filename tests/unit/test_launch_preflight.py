@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from provision.cluster import Cluster, Node
 from provision.errors import LaunchError
 from provision.launch.preflight import Answer, parse, problems, refuse
+from provision.paths import scripts_dir
 
 CLUSTER = Cluster(
     tuple(Node(name, name, prefix_path="/root/local") for name in ("h1", "h2", "h3")),
@@ -94,6 +99,25 @@ def test_each_fault_is_found_and_named(answers: list[Answer], node: str, words: 
     with pytest.raises(LaunchError) as caught:
         refuse(CLUSTER, found, len(answers))
     assert f"{node}: {found[0][1]}; {found[0][2]}" in str(caught.value)
+
+
+@pytest.mark.parametrize("remedy", ["run fab provision", "run `fab provision`"])
+def test_what_a_node_says_itself_is_said_once(remedy: str) -> None:
+    """rsh_agent.sh's and with_env.sh's words name the host and the remedy already."""
+    missing = Answer("h3", 69, {}, f"h3: /root/local/env.sh is missing; {remedy}")
+    with pytest.raises(LaunchError) as caught:
+        refuse(CLUSTER, problems(CLUSTER, {"h1": answer("h1"), "h3": missing}), 2)
+    assert str(caught.value).splitlines()[1:] == ["  h3: /root/local/env.sh is missing; run `fab provision`"]
+
+
+def test_a_missing_orted_is_a_fault_of_open_mpi_not_of_the_way_there(tmp_path: Path) -> None:
+    """The real node_check.sh in a prefix without Open MPI."""
+    (tmp_path / "libexec").mkdir()
+    script = shutil.copy(scripts_dir() / "node" / "node_check.sh", tmp_path / "libexec")
+    done = subprocess.run(["bash", script], capture_output=True, text=True, timeout=30, check=False)
+    said = "".join(f"h2\t{done.returncode}\t{line}\n" for line in done.stdout.splitlines())
+    found = problems(CLUSTER, {"h1": answer("h1"), **parse(said, {"h2": "h2"})})
+    assert found[0][:2] == ("h2", f"its Open MPI is broken: {tmp_path}/openmpi/bin/orted is missing")
 
 
 def test_equal_nodes_may_start() -> None:

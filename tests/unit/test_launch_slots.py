@@ -42,7 +42,7 @@ def test_ranks_spread_without_gpus_and_pack_with_them(
     [
         ((2, 2), 5, {}, LaunchError, ["5 ranks wanted, 4 slots", "h1        2", "--np 4 or less"]),
         ((0, 0), 0, {}, LaunchError, ["no node has a slot"]),
-        ((0, 1), 2, {}, LaunchError, ["2 ranks wanted, 1 slots"]),
+        ((0, 1), 2, {}, LaunchError, ["2 ranks wanted, 1 slot in", "-> use --np 1 or less"]),
         ((2, 2), -1, {}, UsageError, ["--np -1"]),
         (
             (3, 2),
