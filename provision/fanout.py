@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from provision.cluster import Node, fold
 from provision.errors import DeadlineExceeded, NodeError, NodesFailed, RingmasterError
+from provision.transport.waiting import Wait, wait_of
 
 T = TypeVar("T")
 
@@ -47,8 +48,9 @@ def fan_out(
 ) -> dict[str, Outcome[T]]:
     """`fn(node)` for every node, at most `max_workers` at a time; outcomes by name, in the nodes' order.
 
-    Each node has `deadline_s` from its own start. One that misses it gets DeadlineExceeded and is left to
-    itself, in a thread that keeps no program alive; the next waiting node takes its place. An exception that
+    Each node has `deadline_s` from its own start. One that misses it gets DeadlineExceeded, with what its
+    transport was waiting for, and is left to itself, in a thread that keeps no program alive; the next waiting
+    node takes its place. `what` begins a sentence in messages: "asking for facts". An exception that
     is no RingmasterError becomes a NodeError with that exception as its cause. FanOutInterrupted on Ctrl-C.
     """
     if max_workers < 1:
@@ -56,6 +58,7 @@ def fan_out(
     changed = threading.Condition()
     outcomes: dict[str, Outcome[T]] = {}
     deadlines: dict[str, float] = {}  # of the nodes at work
+    threads: dict[str, threading.Thread] = {}
     waiting = list(reversed(nodes))
 
     def work(node: Node) -> None:
@@ -72,15 +75,15 @@ def fan_out(
                 while waiting and len(deadlines) < max_workers:
                     node = waiting.pop()
                     deadlines[node.name] = time.monotonic() + deadline_s
-                    threading.Thread(
+                    threads[node.name] = threading.Thread(
                         target=work, args=(node,), name=f"{what}@{node.name}", daemon=True
-                    ).start()
+                    )
+                    threads[node.name].start()
                 changed.wait(max(0.0, min(deadlines.values()) - time.monotonic()))
                 now = time.monotonic()
                 for name in [name for name, deadline in deadlines.items() if deadline <= now]:
                     del deadlines[name]
-                    text = f"{what} did not end within {deadline_s:g} s"
-                    outcomes[name] = Outcome(error=DeadlineExceeded(name, text))
+                    outcomes[name] = Outcome(error=_missed(name, what, deadline_s, wait_of(threads[name])))
     except KeyboardInterrupt as interrupt:
         unfinished = tuple(node.name for node in nodes if node.name not in outcomes)
         raise FanOutInterrupted(what, unfinished, outcomes) from interrupt
@@ -93,6 +96,13 @@ def values_or_raise(outcomes: Mapping[str, Outcome[T]], what: str) -> dict[str, 
     if errors:
         raise NodesFailed(what, errors, len(outcomes))
     return {name: outcome.value for name, outcome in outcomes.items()}  # type: ignore[misc]
+
+
+def _missed(node: str, what: str, deadline_s: float, wait: Wait | None) -> DeadlineExceeded:
+    text = f"{what} did not end within {deadline_s:g} s"
+    if wait is None:
+        return DeadlineExceeded(node, text)
+    return DeadlineExceeded(node, f"{text}: {wait.text}", remedy=wait.remedy)
 
 
 def _call(fn: Callable[[Node], T], node: Node, what: str) -> Outcome[T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -75,6 +76,7 @@ class CommandTransport:
             timeout_s=timeout_s,
             on_line=on_line,
             sink=sink,
+            user=self.node.user or getpass.getuser(),
         )
         started: list[Session] = []
 

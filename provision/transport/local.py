@@ -96,6 +96,9 @@ class LocalSession:
     def gone(self) -> bool:
         return False  # a child's exit status always comes
 
+    def hang_up(self) -> None:
+        self._process.terminate()  # itself only: it has started nothing yet
+
     def close(self) -> None:
         self.end_input()
         self._closed.set()

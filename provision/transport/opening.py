@@ -20,6 +20,7 @@ from provision.transport.endpoints import Endpoint
 from provision.transport.failures import Description, NoAddressInTime
 from provision.transport.hostkeys import HostKeys, PinningPolicy, preferred_algorithms
 from provision.transport.userkeys import KeyLogin, KeysRefused
+from provision.transport.waiting import waiting
 
 T = TypeVar("T")
 
@@ -52,7 +53,8 @@ def open_connection(
         attempts -= 1
         begun = time.monotonic()
         try:
-            return _open(describe, via, keys)
+            with waiting(f"no connection to {describe.at} was made yet", f"try `{describe.try_command}`"):
+                return _open(describe, via, keys)
         except RingmasterError:
             raise
         except (EOFError, OSError, SSHException, KeysRefused) as error:

@@ -18,7 +18,9 @@ from provision.errors import DeadlineExceeded, NodeUnreachable
 from provision.transport.base import OnLine, Result
 from provision.transport.streams import Kept, Lines, Marked
 from provision.transport.supervisor import GRACE_S, HEARTBEAT_S
+from provision.transport.waiting import waiting
 
+LOGIN_FILES_S = 30.0  # what a user's login files may take before a command begins
 _CHUNK_BYTES = 1 << 16
 _STREAMS = ("stdout", "stderr")
 
@@ -42,6 +44,10 @@ class Session(Protocol):
 
     def gone(self) -> bool:
         """True once no exit status can come any more."""
+        ...
+
+    def hang_up(self) -> None:
+        """Ends a shell that does not get past its login files, as far as that can be done from here."""
         ...
 
     def close(self) -> None: ...
@@ -68,6 +74,16 @@ class Command:
     timeout_s: float
     on_line: OnLine | None = None
     sink: Callable[[bytes], None] | None = None  # takes the stdout bytes instead of the Result
+    user: str = ""  # whose login files are read, for messages
+
+    @property
+    def login_files(self) -> str:
+        whose = f"of {self.user} " if self.user else ""
+        return f"~/.bashrc and ~/.profile {whose}there (of another shell than bash: its own login files)"
+
+    @property
+    def login_remedy(self) -> str:
+        return f"look at {self.login_files}: something in them waits or takes too long"
 
 
 def new_marker() -> str:
@@ -83,17 +99,27 @@ def execute(
     it says whether it could.
     """
     begun = time.monotonic()
+    deadline = begun + command.timeout_s
     marker = new_marker()
-    session = start(marker)
+    with waiting("sshd had opened no session yet", "check whether the machine is overloaded"):
+        session = start(marker)
     run = _Run(session, command, marker)
     try:
         run.start()
-        ended = run.drain(begun + command.timeout_s)
+        login_begun = time.monotonic()
+        with waiting("the login shell had not got past its login files", command.login_remedy):
+            ended = run.drain(min(deadline, login_begun + LOGIN_FILES_S), until_ready=True)
+        if not ended:
+            run.stop.set()
+            session.hang_up()
+            raise _login_deadline(command, run, time.monotonic() - login_begun)
+        with waiting(f"`{shown(command.argv)}` was still running"):
+            ended = run.drain(deadline)
         if not ended:
             run.stop.set()
             session.end_input()
             # The group gets TERM now and KILL after its grace; wait for that, so that nothing is left behind.
-            gone = not run.ready.is_set() or run.drain(time.monotonic() + GRACE_S + 2, quiet=True)
+            gone = run.drain(time.monotonic() + GRACE_S + 2, quiet=True)
             if not gone and end_remotely(run.supervisor_pid):
                 run.drain(time.monotonic() + GRACE_S + 2, quiet=True)
             raise _deadline(command, run)
@@ -109,14 +135,13 @@ def shown(argv: tuple[str, ...]) -> str:
     return text if len(text) <= 120 and len(argv) <= 6 else text[:120] + " …"
 
 
+def _login_deadline(command: Command, run: _Run, after_s: float) -> DeadlineExceeded:
+    text = f"no command could begin within {after_s:.2g} s: the login shell did not get past its login files"
+    return DeadlineExceeded(command.node, text + run.noise_note(), remedy=command.login_remedy)
+
+
 def _deadline(command: Command, run: _Run) -> DeadlineExceeded:
-    limit = f"{command.timeout_s:g} s"
-    if not run.ready.is_set():
-        text = f"no command could begin within {limit}: the login shell did not get past its login files"
-        return DeadlineExceeded(
-            command.node, text + run.noise_note(), remedy="look at its ~/.bashrc and ~/.profile"
-        )
-    text = f"`{shown(command.argv)}` did not end within {limit} and was ended"
+    text = f"`{shown(command.argv)}` did not end within {command.timeout_s:g} s and was ended"
     return DeadlineExceeded(command.node, text + run.tail_note())
 
 
@@ -141,11 +166,16 @@ class _Run:
             threading.Thread(target=self._read, args=(name,), name=f"read-{name}", daemon=True).start()
         threading.Thread(target=self._send, name="send", daemon=True).start()
 
-    def drain(self, deadline: float, *, quiet: bool = False) -> bool:
-        """Takes output until the command has ended (True) or the deadline is over (False)."""
+    def drain(self, deadline: float, *, quiet: bool = False, until_ready: bool = False) -> bool:
+        """Takes output until the command has ended (True) or the deadline is over (False).
+
+        With `until_ready` also True as soon as the login files are through.
+        """
         quiet_since = time.monotonic()
         while True:
             now = time.monotonic()
+            if until_ready and self.ready.is_set():
+                return True
             if not self._open:
                 # The exit status may come a moment after the last output.
                 self._status = self.session.status()
@@ -194,7 +224,8 @@ class _Run:
         if not self.ready.is_set():
             status = "without a status" if self._status is None else f"with status {self._status}"
             text = f"the login shell ended {status} before a command could begin"
-            remedy = "it must be a shell that runs commands, and bash must be on its PATH"
+            remedy = f"look for an `exit` in {command.login_files}; if there is none, "
+            remedy += "the login shell must be one that runs commands, with bash on its PATH"
             raise NodeUnreachable(command.node, text + self.noise_note(), remedy=remedy)
         if self._status is None:
             text = f"the connection was lost while `{shown(command.argv)}` ran" + self.tail_note()
@@ -213,7 +244,7 @@ class _Run:
     def noise_note(self) -> str:
         lines = "".join(self._marked[name].all_noise() for name in _STREAMS).split("\n")
         shown_lines = [line for line in lines if line.strip()][-5:]
-        return "\n  it printed: " + " | ".join(shown_lines) if shown_lines else ""
+        return f"\n  it printed: `{' | '.join(shown_lines)}`" if shown_lines else ""
 
     def tail_note(self) -> str:
         text = self._kept["stderr"].text() or self._kept["stdout"].text()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import fabric
 import paramiko
+from paramiko.common import cMSG_CHANNEL_REQUEST
 from paramiko.ssh_exception import ChannelException, SSHException
 
 from provision.cluster import Node
@@ -50,6 +51,11 @@ class SSHSession:
 
     def gone(self) -> bool:
         return bool(self._channel.closed) or not self._channel.get_transport().is_active()
+
+    def hang_up(self) -> None:
+        """Asks sshd for TERM to the shell's process group, which it grants to all but root, and closes."""
+        soon(lambda: _send_signal(self._channel, "TERM"))
+        self.close()
 
     def close(self) -> None:
         with self._lock:
@@ -97,7 +103,7 @@ class SSHTransport(FileTransport):
         except (SSHException, EOFError, OSError) as error:
             if isinstance(error, ChannelException):
                 text = f"sshd refused another session: {error.text or error}"
-                remedy = "is MaxSessions in its sshd_config below 8, or the user's shell disabled?"
+                remedy = "check that MaxSessions in its sshd_config is 8 or more and that the user's shell is enabled"
                 raise NodeUnreachable(self.node.name, text, remedy=remedy) from error
             if connection.transport.is_active() and (self._running or timeout_s < _OPEN_S):
                 # Slow, not dead: other commands may be running over this connection.
@@ -129,3 +135,14 @@ def _exec(connection: fabric.Connection, command: str, timeout_s: float) -> para
         soon(channel.close)
         raise
     return channel
+
+
+def _send_signal(channel: paramiko.Channel, name: str) -> None:
+    """The `signal` request of RFC 4254, section 6.9, for which paramiko has no method."""
+    request = paramiko.Message()
+    request.add_byte(cMSG_CHANNEL_REQUEST)
+    request.add_int(channel.remote_chanid)
+    request.add_string("signal")
+    request.add_boolean(False)
+    request.add_string(name)
+    channel.get_transport()._send_user_message(request)

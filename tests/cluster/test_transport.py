@@ -148,6 +148,37 @@ def test_login_files_that_hang(bed: Testbed, transport: Transport) -> None:
         assert "Enter token:" in str(caught.value)
 
 
+def test_login_files_that_hang_are_found_before_the_deadline_and_the_shell_is_ended(
+    bed: Testbed, connections: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("provision.transport.session.LOGIN_FILES_S", 2.0)
+    host, alice = bed.node("h2"), node_of(bed, "h2", name="a2", user="alice")
+    host.write("/home/alice/.bashrc", "sleep 1009\n")
+    try:
+        begun = time.monotonic()
+        outcomes = fan_out(
+            [alice],
+            lambda node: connections.to(node).run(["true"], timeout_s=60),
+            deadline_s=60,
+            what="asking",
+        )
+        assert time.monotonic() - begun < 20
+        text = str(outcomes["a2"].error)
+        assert text.startswith("a2: no command could begin within 2 s: ")
+        assert "look at ~/.bashrc and ~/.profile of alice there" in text
+        assert eventually(lambda: not [p for p in host.workload() if "1009" in p.args])
+        outcomes = fan_out(
+            [alice],
+            lambda node: connections.to(node).run(["true"], timeout_s=60),
+            deadline_s=1,
+            what="asking",
+        )
+        text = str(outcomes["a2"].error)
+        assert "asking did not end within 1 s: the login shell had not got past its login files; look" in text
+    finally:
+        host.exec(["rm", "-f", "/home/alice/.bashrc"])
+
+
 def test_login_files_that_exit(bed: Testbed, transport: Transport) -> None:
     with (
         login_file(bed, "h1", "echo 'use the other host' >&2; exit 3\n"),
@@ -155,6 +186,7 @@ def test_login_files_that_exit(bed: Testbed, transport: Transport) -> None:
     ):
         transport.run(["true"], timeout_s=20)
     assert "use the other host" in str(caught.value)
+    assert "look for an `exit` in ~/.bashrc and ~/.profile of root there" in str(caught.value)
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 from provision.cluster import Node
 from provision.errors import DeadlineExceeded, NodeError, NodesFailed, NodeUnreachable
 from provision.fanout import FanOutInterrupted, Outcome, fan_out, values_or_raise
+from provision.transport import connect
+from provision.transport.waiting import Wait, wait_of, waiting
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = [Node(f"h{number}", f"h{number}") for number in range(1, 9)]
@@ -95,6 +98,35 @@ def test_a_stuck_node_misses_its_deadline_and_makes_room() -> None:
     assert [name for name, outcome in outcomes.items() if outcome.ok] == [f"h{n}" for n in range(3, 9)]
     time.sleep(0.1)  # what comes too late changes nothing
     assert outcomes["h1"] == Outcome(error=outcomes["h1"].error)
+
+
+def test_a_missed_deadline_tells_what_the_transport_waited_for(tmp_path: Path) -> None:
+    transport = connect(Node("h1", "localhost", local=True), known_hosts=tmp_path / "known_hosts")
+
+    def work(node: Node) -> None:
+        if node.name == "h1":
+            transport.run(["sleep", "20"], timeout_s=25)
+        else:
+            with waiting("outer"), waiting("it had not said hello", "greet it"):
+                time.sleep(20)
+
+    try:
+        outcomes = fan_out(NODES[:2], work, deadline_s=2, what="asking for facts")
+    finally:
+        transport.close()
+    prefix = "asking for facts did not end within 2 s"
+    assert str(outcomes["h1"].error) == f"h1: {prefix}: `sleep 20` was still running"
+    assert str(outcomes["h2"].error) == f"h2: {prefix}: it had not said hello; greet it"
+
+
+def test_what_a_thread_waits_for_ends_with_its_block() -> None:
+    here = threading.current_thread()
+    with waiting("outer"):
+        with contextlib.suppress(ZeroDivisionError), waiting("inner"):
+            assert wait_of(here) == Wait("inner")
+            raise ZeroDivisionError
+        assert wait_of(here) == Wait("outer")
+    assert wait_of(here) is None
 
 
 def test_the_deadline_counts_from_each_nodes_own_start() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import os
 import re
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import paramiko
@@ -18,7 +19,7 @@ import pytest
 from paramiko.ssh_exception import ChannelException, IncompatiblePeer
 
 from provision.cluster import Node
-from provision.errors import HostKeyChanged, NodeUnreachable, PreconditionError, UsageError
+from provision.errors import DeadlineExceeded, HostKeyChanged, NodeUnreachable, PreconditionError, UsageError
 from provision.sshconfig import HostKeyRules, SSHSettings, load_ssh_config
 from provision.transport import Transport, connect, supervisor, tree
 from provision.transport.endpoints import Endpoint, endpoint_of, hops_of
@@ -31,7 +32,7 @@ from provision.transport.hostkeys import (
     known_name,
     preferred_algorithms,
 )
-from provision.transport.local import local_environment
+from provision.transport.local import LocalTransport, local_environment
 from provision.transport.session import shown
 from provision.transport.streams import Kept, Lines, Marked
 from provision.transport.userkeys import KeysRefused
@@ -140,6 +141,65 @@ def test_half_an_input_is_never_ended(transport: Transport, tmp_path: Path) -> N
 def test_headers_that_make_no_sense(argv: list[str], env: dict[str, str] | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         supervisor.header(argv, env=env, cwd=None, input_bytes=None)
+
+
+# -- shells that do not get as far as the command ------------------------------------------------------------
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Transport]:
+    """A transport to alice whose shell does something else before any command, as login files make it."""
+
+    def make(text: str) -> Transport:
+        program = tmp_path / "bin" / "bash"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        return LocalTransport(Node("here", "localhost", user="alice", local=True))
+
+    return make
+
+
+def test_a_shell_that_ends_too_early(shell: Callable[[str], Transport]) -> None:
+    with pytest.raises(NodeUnreachable) as caught:
+        shell("echo bye; exit 1").run(["true"], timeout_s=20)
+    assert caught.value.message == (
+        "here: the login shell ended with status 1 before a command could begin\n  it printed: `bye`"
+    )
+    assert caught.value.remedy == (
+        "look for an `exit` in ~/.bashrc and ~/.profile of alice there (of another shell than bash: "
+        "its own login files); if there is none, the login shell must be one that runs commands, "
+        "with bash on its PATH"
+    )
+
+
+def test_login_files_have_a_shorter_time_than_the_command(
+    shell: Callable[[str], Transport], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("provision.transport.session.LOGIN_FILES_S", 1.0)
+    transport = shell(f"echo 'Enter token:'; echo $$ >'{tmp_path}/pid'; exec sleep 1000")
+    begun = time.monotonic()
+    with pytest.raises(DeadlineExceeded) as caught:
+        transport.run(["true"], timeout_s=60)
+    assert time.monotonic() - begun < 10
+    assert caught.value.message == (
+        "here: no command could begin within 1 s: the login shell did not get past its login files\n"
+        "  it printed: `Enter token:`"
+    )
+    assert caught.value.remedy == (
+        "look at ~/.bashrc and ~/.profile of alice there (of another shell than "
+        "bash: its own login files): something in them waits or takes too long"
+    )
+    pid = int((tmp_path / "pid").read_text())
+    assert eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_a_command_may_take_longer_than_login_files(
+    transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("provision.transport.session.LOGIN_FILES_S", 2.0)
+    assert transport.run(["sh", "-c", "sleep 3; echo x"], timeout_s=30).stdout == "x\n"
 
 
 # -- output ------------------------------------------------------------------------------------------------
