@@ -58,6 +58,12 @@ class SSHSettings:
             raise HostTextError(f"SSH configuration for {host}: {error}", source=self.source) from error
         return found
 
+    def names(self) -> list[str]:
+        """The names that its Host lines spell out, in their order."""
+        lines = re.findall(r"(?im)^host(?:\s*=\s*|\s+)(.*)$", self.text)
+        words = (word.strip('"') for line in lines for word in line.split())
+        return [word for word in words if not set(word) & set("*?!")]
+
     def check(self) -> SSHSettings:
         """Itself, or HostTextError for a damaged file: before any host is looked up."""
         self._parse("")

@@ -34,7 +34,9 @@ class Endpoint:
 
 def endpoint_of(node: Node, settings: SSHSettings) -> Endpoint:
     user, port = node.user or getpass.getuser(), node.port or 22
-    rules = host_key_rules(settings, (node.name,), node.host, user=user, port=port)
+    # The node's name is what was typed, but for the underscores (inventories.node_names).
+    names = (node.name, *(name for name in settings.names() if name.replace("_", "-") == node.name))
+    rules = host_key_rules(settings, names, node.host, user=user, port=port)
     return Endpoint(node.name, node.host, user, port, node.identity_files, node.identities_only, rules)
 
 

@@ -419,6 +419,11 @@ def test_nodes_and_jump_hosts_get_their_own_rules(tmp_path: Path) -> None:
     assert target.rules == HostKeyRules(("/k1",), True, None, "h1")
     assert hop.rules == HostKeyRules(("/k9",), False, "jump", "j1")
     assert (target.key_name, hop.key_name) == ("[10.0.0.1]:2222", "jump")
+    text = 'Host x *\n User y\nHost = my_box "your_box"\n HostName 10.0.0.2\n UserKnownHostsFile /mine\n'
+    boxes = settings_of(tmp_path, text)
+    for name in ("my", "your"):
+        rules = endpoint_of(Node(f"{name}-box", "10.0.0.2"), boxes).rules
+        assert (rules.files[0], rules.asked) == ("/mine", f"{name}_box")
     # A node that is only called like an entry of the configuration is another machine.
     assert endpoint_of(Node("h1", "10.0.0.5"), config).rules == HostKeyRules(("/rest",), asked="10.0.0.5")
 
