@@ -181,6 +181,8 @@ set_prefix() {
         usage_error "--prefix is '$p', expected an absolute path other than / made of letters, digits and ._+@- (no spaces, no ..)"
     fi
     PREFIX=$p
+    # Every installer goes on to compare checksums; without the tool a pipeline into it ends in any of several ways.
+    need sha256sum
     if [[ -n ${OPT[lock-timeout]:-} ]]; then
         whole_number lock-timeout "${OPT[lock-timeout]}"
     fi
