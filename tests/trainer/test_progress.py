@@ -2,6 +2,7 @@
 
 import os
 import pty
+import select
 
 import pytest
 
@@ -42,8 +43,8 @@ def test_bar_is_drawn_on_a_terminal_only(tmp_path):
         bar.draw(2, 2, None)
         bar.clear()
         # A terminal hands over what it has so far, which may be the first of the two writes only.
-        written = os.read(controller, 1000).decode()
-        while not written.endswith(" \r"):
+        written = ""
+        while not written.endswith(" \r") and select.select([controller], [], [], 10)[0]:
             written += os.read(controller, 1000).decode()
     os.close(controller)
     assert written.startswith("\r[" + "#" * 30 + "] 100%  step 2/2")
