@@ -46,7 +46,10 @@ def run(script, size, *arguments, report_dir=None, timeout_s=120, env=None):
     """
     command = [*mpirun(), "--oversubscribe", "--bind-to", "none", "--tag-output", "-np", str(size)]
     command += [sys.executable, str(script), *map(str, arguments)]
-    environment = dict(os.environ, PYTHONPATH=str(ROOT), **(env or {}))
+    environment = dict(os.environ, PYTHONPATH=str(ROOT))
+    # A test that made a Trainer in this very process has set its share of the cores here.
+    environment.pop("OMP_NUM_THREADS", None)
+    environment.update(env or {})
     if report_dir is not None:
         environment["TRAINER_TEST_REPORTS"] = str(report_dir)
         for old in Path(report_dir).glob("rank*.json"):
