@@ -146,6 +146,9 @@ class StepHook(tf.train.SessionRunHook):
                 "" if self._left_out == 1 else "s",
                 self._ranks.size,
             )
+        if self._reporter is not None:
+            # What the script prints after the training stands below it, not behind a bar.
+            self._reporter.clear_bar()
         stoppable.request_stop()
 
 

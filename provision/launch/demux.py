@@ -165,6 +165,11 @@ class Lines:
         """The current state of an unfinished line that is being overwritten; empty when there is none."""
         return shown(self._left) if b"\r" in self._left else ""
 
+    @property
+    def is_taken_back(self) -> bool:
+        """Whether the writer went back to the start of an unfinished line and wrote nothing more."""
+        return self._left.endswith(b"\r")
+
     def close(self) -> list[str]:
         left, self._left = self._left, b""
         return [shown(left)] if left else []

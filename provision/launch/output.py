@@ -25,7 +25,9 @@ class Screen(Protocol):
 
     def line(self, rank: int | None, stream: str, text: str) -> None: ...
 
-    def progress(self, rank: int, text: str) -> None: ...
+    def progress(self, rank: int, text: str) -> bool:
+        """Show a rank's unfinished line; says whether it was shown."""
+        ...
 
 
 @dataclass
@@ -42,14 +44,15 @@ class TerminalScreen:
         target.write(text + "\n" if rank is None else f"[{rank}] {text}\n")
         target.flush()
 
-    def progress(self, rank: int, text: str) -> None:
+    def progress(self, rank: int, text: str) -> bool:
         if not self.err.isatty():
-            return
+            return False
         self._clear()
         width = shutil.get_terminal_size().columns - 1
         self.err.write(f"[{rank}] {text}"[:width])
         self.err.flush()
         self._drawn = True
+        return True
 
     def _clear(self) -> None:
         if self._drawn:
@@ -68,6 +71,7 @@ class JobOutput:
         self._demux = Demux()
         self._lines = {(rank, stream): Lines() for rank in range(np) for stream in ("out", "err")}
         self._bytes = dict.fromkeys(self._lines, 0)
+        self._progress_drawn = False
         self._last_errors: dict[int, list[str]] = {}
         self.mpirun_lines: list[str] = []
         self.lost_hosts: list[str] = []  # as mpirun calls them; only those lost before any rank failed
@@ -85,7 +89,9 @@ class JobOutput:
         with self._lock:
             self._take(self._demux.close())
             for (rank, stream), lines in self._lines.items():
-                self._show(rank, stream, lines.close())
+                # A progress bar that was drawn and taken back is not the program's last word.
+                if not (rank == 0 and self._progress_drawn and lines.is_taken_back):
+                    self._show(rank, stream, lines.close())
 
     @property
     def first_failure(self) -> RankEnd | None:
@@ -129,7 +135,7 @@ class JobOutput:
         lines = self._lines[key]
         self._show(event.rank, event.stream, lines.feed(event.data))
         if event.rank == 0 and lines.progress:
-            self._screen.progress(0, lines.progress)
+            self._progress_drawn = bool(self._screen.progress(0, lines.progress)) or self._progress_drawn
 
     def _show(self, rank: int, stream: str, lines: Sequence[str]) -> None:
         for line in lines:

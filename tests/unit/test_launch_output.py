@@ -27,8 +27,9 @@ class Kept:
     def line(self, rank: int | None, stream: str, text: str) -> None:
         self.lines.append((rank, stream, text))
 
-    def progress(self, rank: int, text: str) -> None:
+    def progress(self, rank: int, text: str) -> bool:
         self.states.append(text)
+        return True
 
 
 def element(rank: int, kind: str, data: bytes) -> str:
@@ -187,3 +188,17 @@ def test_what_ctrl_c_came_to_is_one_line() -> None:
     assert interrupted_text({"h1": done, "h3": away}) == (
         "interrupted: the job's ranks on h1 were ended; not known of h3"
     )
+
+
+@pytest.mark.parametrize(
+    ("written", "lines"),
+    [(b"\r 50%\r100%\r", []), (b"\r 50%\r100%", ["100%"]), (b"done", ["done"])],
+    ids=["taken back", "left standing", "no bar"],
+)
+def test_a_bar_that_was_taken_back_is_not_the_last_word(run: Run, written: bytes, lines: list[str]) -> None:
+    screen = Kept()
+    output = JobOutput(run, screen, 1)
+    output.on_line("stdout", element(0, "e", written))
+    output.on_line("stdout", end(0, 0, 0, len(written)))
+    output.close()
+    assert [text for _, _, text in screen.lines] == lines
