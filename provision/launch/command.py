@@ -35,6 +35,7 @@ class MpirunOptions:
     as_root: bool = False
     framed: bool = True  # output comes as XML, for `demux`
     single_copy: bool = True  # False where the kernel forbids one rank to read another's memory
+    yields: bool = False  # True where the ranks compute on the very cores that MPI waits on
     extra: tuple[str, ...] = ()
 
 
@@ -63,6 +64,10 @@ def mpirun_argv(options: MpirunOptions, program: Sequence[str]) -> list[str]:
         argv += ["-mca", "btl_tcp_if_include", cidrs, "-mca", "oob_tcp_if_include", cidrs]
     if not options.single_copy:
         argv += ["-mca", "btl_vader_single_copy_mechanism", "none"]
+    if options.yields:
+        # Open MPI waits in a busy loop. Beside TensorFlow's threads on the same cores that loop takes the time the
+        # step needs: MNIST on 3 hosts that share 2 cores went from 800 to 2,500 samples/s with this.
+        argv += ["-mca", "mpi_yield_when_idle", "1"]
     for name in options.env_names:
         argv += ["-x", name]
     return [*argv, *options.extra, *program]

@@ -23,6 +23,10 @@ def nodes_in(cluster: Cluster, placed: Sequence[Seat]) -> list[Node]:
     return [seat.node for seat in placed if seat.ranks or seat.node.name == cluster.head.name]
 
 
+# A user who sets it decides; on mpirun's command line it would win over the user's value.
+YIELD = "OMPI_MCA_mpi_yield_when_idle"
+
+
 def mpirun_options(
     cluster: Cluster, placed: Sequence[Seat], answers: Mapping[str, Answer], job: str, env: Mapping[str, str]
 ) -> MpirunOptions:
@@ -39,6 +43,7 @@ def mpirun_options(
         env_names=exported(env),
         as_root=answers[cluster.head.name].facts.get("uid") == "0",
         single_copy=all(answer.single_copy for answer in answers.values()),
+        yields=YIELD not in env and not any(answer.gpus for answer in answers.values()),
     )
 
 

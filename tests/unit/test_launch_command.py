@@ -55,6 +55,12 @@ def test_interfaces_are_included_never_excluded() -> None:
     assert not any("exclude" in word for word in argv)
 
 
+def test_ranks_on_the_cpu_wait_without_taking_it() -> None:
+    wanted = ("mpi_yield_when_idle", "1")
+    assert wanted not in pairs(mpirun_argv(BASE, ["p"]))
+    assert wanted in pairs(mpirun_argv(replace(BASE, yields=True), ["p"]))
+
+
 def test_single_copy_goes_off_where_ptrace_is_restricted() -> None:
     wanted = ("btl_vader_single_copy_mechanism", "none")
     assert wanted not in pairs(mpirun_argv(BASE, ["p"]))
