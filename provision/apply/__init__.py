@@ -79,7 +79,7 @@ def ready_cluster(
         resolve_nodes(cluster, facts),
         id=id_text,
         stack=options.stack,
-        mpi={"from": options.mpi.kind, "version": options.mpi.version},
+        mpi=options.mpi.as_saved(),
     )
 
 
