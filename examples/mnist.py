@@ -87,6 +87,7 @@ def parse_arguments(argv=None):
 
 def main():
     arguments = parse_arguments()
+    tf.disable_eager_execution()  # the Trainer builds graphs; TensorFlow 1 does so anyway
     try:
         if arguments.download:
             datasets.download(arguments.data_dir)
