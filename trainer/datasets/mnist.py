@@ -1,43 +1,29 @@
-"""The MNIST files: find, download, verify, read. Needs NumPy only."""
+"""MNIST: 28 by 28 pictures of handwritten digits, 60,000 to train and 10,000 to test."""
 
 import gzip
 import hashlib
 import logging
 import os
-import shutil
 import struct
-import tempfile
-import urllib.error
-import urllib.request
 import zlib
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from trainer.datasets.files import DatasetError, LabelledImages, PublishedFile, fetch
+
 logger = logging.getLogger("trainer")
 
-
-@dataclass(frozen=True)
-class MnistFile:
-    """One file of the set as its authors published it."""
-
-    name: str
-    sha256: str  # of the uncompressed content: copies differ in how they were compressed
-    count: int
-
-
-TRAIN_IMAGES = MnistFile(
-    "train-images-idx3-ubyte.gz", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db", 60000
+TRAIN_IMAGES = PublishedFile(
+    "train-images-idx3-ubyte.gz", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db", True
 )
-TRAIN_LABELS = MnistFile(
-    "train-labels-idx1-ubyte.gz", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5", 60000
+TRAIN_LABELS = PublishedFile(
+    "train-labels-idx1-ubyte.gz", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5", True
 )
-TEST_IMAGES = MnistFile(
-    "t10k-images-idx3-ubyte.gz", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7", 10000
+TEST_IMAGES = PublishedFile(
+    "t10k-images-idx3-ubyte.gz", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7", True
 )
-TEST_LABELS = MnistFile(
-    "t10k-labels-idx1-ubyte.gz", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2", 10000
+TEST_LABELS = PublishedFile(
+    "t10k-labels-idx1-ubyte.gz", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2", True
 )
 MNIST_FILES = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
 
@@ -46,22 +32,7 @@ MIRRORS = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
 
-_DOWNLOAD_TIMEOUT_S = 30
-
-
-class DatasetError(Exception):
-    """A data file is missing, damaged, or cannot be fetched; the message names it and the remedy."""
-
-
-@dataclass(frozen=True)
-class Digits:
-    """Images with their labels: uint8 [n, 28, 28] and int64 [n]."""
-
-    images: Any
-    labels: Any
-
-    def __len__(self):
-        return len(self.labels)
+Digits = LabelledImages  # images uint8 [n, 28, 28]
 
 
 def load_training(directory):
@@ -95,41 +66,9 @@ def download(directory, mirrors=MIRRORS, files=MNIST_FILES):
     """Fetch what `directory` lacks, verified; an interrupted download leaves no partial file.
 
     Raises:
-        DatasetError: no mirror gave a file with the expected checksum.
+        DatasetError: no mirror gave a file with the expected checksum, or the directory cannot be written.
     """
-    os.makedirs(directory, exist_ok=True)
-    for file in files:
-        path = os.path.join(directory, file.name)
-        if not (os.path.exists(path) and _content_sha256(path) == file.sha256):
-            _download_file(path, file, mirrors)
-
-
-def _download_file(path, file, mirrors):
-    problems = []
-    for mirror in mirrors:
-        url = mirror + file.name
-        handle, part = tempfile.mkstemp(prefix=file.name + ".", suffix=".part", dir=os.path.dirname(path))
-        try:
-            with os.fdopen(handle, "wb") as target, urllib.request.urlopen(
-                url, timeout=_DOWNLOAD_TIMEOUT_S
-            ) as source:
-                shutil.copyfileobj(source, target)
-            got = _content_sha256(part)
-            if got == file.sha256:
-                os.chmod(part, 0o644)
-                os.rename(part, path)
-                return
-            problems.append(f"{url}: got content with sha256 {got}")
-        except (OSError, urllib.error.URLError) as error:
-            problems.append(f"{url}: {error}")
-        finally:
-            if os.path.exists(part):
-                os.unlink(part)
-    raise DatasetError(
-        "{}: it could not be downloaded; expected a gzip file whose content has sha256 {}.\n  {}\nFetch "
-        "it elsewhere "
-        "and put it there.".format(path, file.sha256, "\n  ".join(problems))
-    )
+    fetch(directory, mirrors, files)
 
 
 def _load(directory, images, labels):
@@ -181,19 +120,5 @@ def read_idx(directory, file, dimensions):
 
 def _damaged(path, file, problem):
     return DatasetError(
-        f"{path}: {problem}; expected a gzip file whose content has sha256 {file.sha256}: delete the file "
-        "and fetch it again "
-        "(--download)"
+        f"{path}: {problem}; expected {file.expected}: delete the file and fetch it again (--download)"
     )
-
-
-def _content_sha256(path):
-    """Return the sha256 of what a gzip file holds, or a word on why it holds nothing."""
-    digest = hashlib.sha256()
-    try:
-        with gzip.open(path, "rb") as source:
-            for block in iter(lambda: source.read(1 << 20), b""):
-                digest.update(block)
-    except (OSError, EOFError, zlib.error) as error:
-        return f"(none: {error})"
-    return digest.hexdigest()
