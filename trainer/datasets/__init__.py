@@ -1,7 +1,7 @@
 """Data sets for examples and measurements. Needs NumPy only.
 
-`mnist` and `cifar10` find, download, verify and read the published files; `synthetic` draws labelled pictures. What MNIST
-needs is here too: most programs here train on it.
+`mnist` and `cifar10` find, download, verify and read the published files; `synthetic` draws labelled pictures. What
+MNIST needs is here too: most programs here train on it.
 """
 
 from trainer.datasets.files import DatasetError, LabelledImages

@@ -111,8 +111,8 @@ def _find(path):
         others = [name for name in _OTHER_VERSIONS if os.path.exists(os.path.join(path, name))]
         got = f"it holds another version of CIFAR-10 ({others[0]})" if others else "it holds no CIFAR-10"
     raise DatasetError(
-        f"{path}: {got}; expected the binary version, {ARCHIVE.name} or the folder {_FOLDER} with {FILES[0].name} and so "
-        "on: name the folder that holds it with --data-dir, or add --download"
+        f"{path}: {got}; expected the binary version, {ARCHIVE.name} or the folder {_FOLDER} with {FILES[0].name} and "
+        "so on: name the folder that holds it with --data-dir, or add --download"
     )
 
 
@@ -163,8 +163,8 @@ def _parse(place, file, content, is_verified):
         problem = f"its content is not as published (sha256 {got})"
     if problem is not None:
         raise DatasetError(
-            f"{os.path.join(place, file.name)}: {problem}; expected {file.expected}: {_REMEDY}, or take other images in "
-            "the same format as they are with --unverified"
+            f"{os.path.join(place, file.name)}: {problem}; expected {file.expected}: {_REMEDY}, or take other images "
+            "in the same format as they are with --unverified"
         )
     records = records.reshape(-1, _RECORD_BYTES)
     images = records[:, 1:].reshape(-1, _COLOURS, _SIDE, _SIDE).transpose(0, 2, 3, 1)

@@ -69,8 +69,8 @@ class PublishedFile:
 def fetch(directory, mirrors, files):
     """Fetch the files that `directory` lacks or holds damaged, verified.
 
-    A file appears under its name only once it is whole. Ranks of one host that fetch into the same directory wait for the
-    first of them.
+    A file appears under its name only once it is whole. Ranks of one host that fetch into the same directory wait for
+    the first of them.
 
     Args:
         mirrors: addresses that end with a slash, tried in order.
@@ -88,8 +88,8 @@ def fetch(directory, mirrors, files):
                     _fetch_file(path, file, mirrors)
     except OSError as error:
         raise DatasetError(
-            f"{directory}: it cannot be written ({error}); expected a folder for the downloaded files: name another one "
-            "with --data-dir"
+            f"{directory}: it cannot be written ({error}); expected a folder for the downloaded files: name another "
+            "one with --data-dir"
         ) from error
 
 
