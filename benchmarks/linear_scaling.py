@@ -238,7 +238,7 @@ def parse_arguments(argv=None) -> tuple[argparse.Namespace, Settings]:
         "--rates",
         nargs="+",
         type=float,
-        default=[0.0125, 0.025, 0.05, 0.1, 0.2],
+        default=[0.025, 0.05, 0.1, 0.2],
         help="rates of 1 rank to try",
     )
     add("--tuning-seeds", type=int, default=2, help="runs of each rate (default: %(default)s)")
