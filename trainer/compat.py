@@ -1,6 +1,10 @@
-"""The only importer of TensorFlow (as its 1.x API) and of Horovod (on demand)."""
+"""The only importer of TensorFlow (as its 1.x API) and of Horovod (on demand); every private name is here.
+
+Works with TensorFlow 1.15 and 2.x. Of TensorFlow's behaviour nothing is switched: what is said below keeps it quiet.
+"""
 
 import contextlib
+import importlib
 import os
 import warnings
 
@@ -15,15 +19,34 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     import tensorflow.compat.v1 as tf
     import tensorflow.compat.v2 as _tf2
-    from tensorflow.python.util import deprecation as _deprecation
-    from tensorflow.python.util import module_wrapper as _module_wrapper
 
-# TensorFlow 1.15 calls its own deprecated functions and tells every script for TensorFlow 1 to rename what it uses;
-# a user of this package can do nothing about the first and need not do the second.
-_deprecation._PRINT_DEPRECATION_WARNINGS = False
-_module_wrapper._PER_MODULE_WARNING_LIMIT = 0
+# TensorFlow calls its own deprecated functions and tells every script for TensorFlow 1 to rename what it uses; a user
+# of this package can do nothing about the first and need not do the second.
+for _module, _switch, _quiet in (
+    ("deprecation", "_PRINT_DEPRECATION_WARNINGS", False),
+    ("module_wrapper", "_PER_MODULE_WARNING_LIMIT", 0),
+):
+    with contextlib.suppress(ImportError):
+        _module = importlib.import_module("tensorflow.python.util." + _module)
+        if hasattr(_module, _switch):
+            setattr(_module, _switch, _quiet)
+warnings.filterwarnings("ignore", message=r"`tf\.layers\.\w+` is deprecated", category=UserWarning)
 
-__all__ = ["called_layers", "horovod", "is_dataset", "replace_input", "tf", "users_of", "variant_of"]
+__all__ = [
+    "called_layers",
+    "graph_of",
+    "horovod",
+    "in_graph",
+    "is_dataset",
+    "is_eager",
+    "keras_layer_class",
+    "replace_input",
+    "set_attribute",
+    "tf",
+    "users_of",
+    "variant_of",
+    "with_options",
+]
 
 
 def horovod():
@@ -44,21 +67,83 @@ def horovod():
     return hvd
 
 
+# ---- graphs --------------------------------------------------------------------------------------------------
+
+
+def graph_of(tensor):
+    """Return the graph that `tensor` belongs to, or None where it was made eagerly."""
+    try:
+        return tensor.graph
+    except AttributeError:
+        return None
+
+
+def is_eager(value):
+    """Say whether `value` is a tensor or a variable that was made eagerly, outside any graph."""
+    return (tf.is_tensor(value) or isinstance(value, tf.Variable)) and graph_of(value) is None
+
+
+@contextlib.contextmanager
+def in_graph(graph):
+    """Enter `graph` where TensorFlow executes eagerly: many of its v1 functions need that."""
+    if not tf.executing_eagerly():
+        yield
+        return
+    with graph.as_default():
+        yield
+
+
+def users_of(op):
+    """Return the operations that need `op` done (no public name for those that only wait for it)."""
+    return [user for tensor in op.outputs for user in tensor.consumers()] + list(op._control_outputs)
+
+
+def replace_input(op, index, tensor):
+    """Feed `tensor` to input `index` of `op`, before any session has run `op` (no public name either)."""
+    op._update_input(index, tensor)
+
+
+def set_attribute(op, name, text):
+    """Set a text attribute of `op`, before any session has run it (no public name either)."""
+    op._set_attr(name, tf.AttrValue(s=text.encode()))
+
+
+# ---- Keras ---------------------------------------------------------------------------------------------------
+
+
+def keras_layer_class():
+    """Return the class of all Keras layers."""
+    return tf.keras.layers.Layer
+
+
 @contextlib.contextmanager
 def called_layers():
     """Collect in a list every Keras layer that is called meanwhile: a tensor does not tell which layer made it."""
-    layers, call = [], tf.keras.layers.Layer.__call__
+    layers, seen, calls = [], set(), {}
 
-    def noted_call(self, *arguments, **options):
-        if not any(layer is self for layer in layers):
-            layers.append(self)
-        return call(self, *arguments, **options)
+    def noting(call):
+        def noted_call(self, *arguments, **options):
+            if id(self) not in seen:
+                seen.add(id(self))
+                layers.append(self)
+            return call(self, *arguments, **options)
 
-    tf.keras.layers.Layer.__call__ = noted_call
+        return noted_call
+
+    # TensorFlow 2 has a second class for layers in graphs, without a public name: what a layer made here is.
+    for kind in type(keras_layer_class()(name="trainer_probe")).__mro__:
+        if "__call__" in vars(kind) and issubclass(kind, keras_layer_class()):
+            calls[kind] = vars(kind)["__call__"]
+    for kind, call in calls.items():
+        kind.__call__ = noting(call)
     try:
         yield layers
     finally:
-        tf.keras.layers.Layer.__call__ = call
+        for kind, call in calls.items():
+            kind.__call__ = call
+
+
+# ---- datasets ------------------------------------------------------------------------------------------------
 
 
 def is_dataset(value):
@@ -71,11 +156,21 @@ def variant_of(dataset):
     return dataset._variant_tensor
 
 
-def users_of(op):
-    """Return the operations that need `op` done (no public name for those that only wait for it)."""
-    return [user for tensor in op.outputs for user in tensor.consumers()] + list(op._control_outputs)
-
-
-def replace_input(op, index, tensor):
-    """Feed `tensor` to input `index` of `op`, before any session has run `op` (no public name either)."""
-    op._update_input(index, tensor)
+def with_options(dataset, input_threads):
+    """Give a dataset threads of its own, unless the user has, and a deterministic order, whatever the user has."""
+    with warnings.catch_warnings():
+        # In a graph TensorFlow 2 knows only the options that were set in Python, which is all that is asked here.
+        warnings.filterwarnings("ignore", category=UserWarning)
+        given = dataset.options()
+    options = tf.data.Options()
+    if hasattr(type(options), "threading"):
+        options.deterministic = True
+        if given.threading.private_threadpool_size is None:
+            options.threading.private_threadpool_size = input_threads
+        return dataset.with_options(options)
+    if given.experimental_threading.private_threadpool_size is None:
+        options.experimental_threading.private_threadpool_size = input_threads
+    dataset = dataset.with_options(options)
+    # TensorFlow 1.15 refuses to overrule an option, but these are a copy of the user's.
+    dataset.options().experimental_deterministic = True
+    return dataset

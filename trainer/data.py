@@ -1,19 +1,17 @@
-"""Datasets: feeding arrays, finding out about a dataset, and dealing its samples to the ranks."""
+"""Datasets: feeding arrays, and finding out about a dataset without running it."""
 
 import weakref
 
 import numpy as np
 
-from trainer.compat import is_dataset, replace_input, tf, variant_of
+from trainer.compat import graph_of, is_dataset, tf, variant_of
 from trainer.spec import INFINITE, UNKNOWN
 
 # Graph -> {placeholder name: array}: a placeholder cannot carry its value, and a graph collection would be
 # written to disk with every checkpoint.
 _FED_ARRAYS = weakref.WeakKeyDictionary()
 
-# An absolute name scope: nothing of the user's is named like this.
-_ORDER_SCOPE = "trainer_order/"
-
+MAPS = {"MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2"}
 _SAME_COUNT = {
     "CacheDataset",
     "CacheDatasetV2",
@@ -24,14 +22,14 @@ _SAME_COUNT = {
     "ParallelMapDataset",
     "ParallelMapDatasetV2",
     "PrefetchDataset",
+    "RewriteDataset",
+    "ScanDataset",
+    "ExperimentalScanDataset",
     "ShuffleDataset",
     "ShuffleDatasetV2",
     "ShuffleDatasetV3",
 }
-_INPUT_THREADS = 4
-
-_MAPS = {"MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2"}
-_SAME_ELEMENTS = (_SAME_COUNT - _MAPS) | {
+_SAME_ELEMENTS = (_SAME_COUNT - MAPS - {"ScanDataset", "ExperimentalScanDataset"}) | {
     "RepeatDataset",
     "ShardDataset",
     "ShuffleAndRepeatDataset",
@@ -49,6 +47,11 @@ _BATCHING = {
     "ParallelBatchDataset",
 }
 
+EAGER_REMEDY = (
+    "put the main part of the script under `with tf.Graph().as_default():`, or call "
+    "tf.compat.v1.disable_eager_execution() at its top"
+)
+
 
 def from_arrays(*arrays):
     """Make a dataset of the rows of arrays, which are fed when training starts and never enter the graph.
@@ -60,8 +63,9 @@ def from_arrays(*arrays):
         *arrays: NumPy arrays (or what `np.asarray` takes) with equal first dimensions; a single tuple will do.
 
     Raises:
-        ValueError: no array, an array without rows, or first dimensions that differ.
+        ValueError: no array, an array without rows, or first dimensions that differ; or TensorFlow 2 executes eagerly.
     """
+    check_graph("from_arrays")
     if len(arrays) == 1 and isinstance(arrays[0], (tuple, list)):
         arrays = tuple(arrays[0])
     arrays = tuple(np.asarray(array) for array in arrays)
@@ -78,6 +82,19 @@ def from_arrays(*arrays):
     return tf.data.Dataset.from_tensor_slices(
         placeholders[0] if len(placeholders) == 1 else tuple(placeholders)
     )
+
+
+def check_graph(name):
+    """Refuse to work outside a graph: there TensorFlow 2 executes everything at once.
+
+    Raises:
+        ValueError: TensorFlow executes eagerly.
+    """
+    if tf.executing_eagerly():
+        raise ValueError(
+            f"{name}: called while TensorFlow {tf.__version__} executes eagerly, expected a graph to build in: "
+            f"{EAGER_REMEDY}"
+        )
 
 
 def upstream_ops(dataset):
@@ -129,7 +146,13 @@ def check_pairs(name, dataset):
         raise TypeError(
             f"{name}: got elements of types {types!r}, expected pairs (sample, label); zip the two"
         )
-    if variant_of(dataset).graph is not tf.get_default_graph():
+    graph = graph_of(variant_of(dataset))
+    if graph is None:
+        raise ValueError(
+            f"{name}: it was made while TensorFlow {tf.__version__} executed eagerly, expected one made in a graph: "
+            f"{EAGER_REMEDY}"
+        )
+    if graph is not tf.get_default_graph():
         raise ValueError(
             f"{name}: it was made in another graph; expected one made in the graph the Trainer is made in"
         )
@@ -217,145 +240,3 @@ def _smallest(counts):
 def _constant(tensor):
     value = tf.get_static_value(tensor)
     return None if value is None else int(value)
-
-
-def share_order(dataset, base_seed):
-    """Make every shuffle of `dataset` draw the same order on all ranks and in every restart.
-
-    Args:
-        dataset: changed in place, before any session has run it.
-        base_seed: int64 scalar tensor, the same on all ranks; it seeds what the user left unseeded.
-
-    Returns:
-        A local variable [n, 2] with the user's own seeds, to be broadcast from rank 0 before the dataset is used,
-        or None where nothing is random.
-    """
-    seeded = []
-    for op in upstream_ops(dataset):
-        names = [argument.name for argument in op.op_def.input_arg]
-        if "seed" in names and "seed2" in names and len(names) == len(op.inputs):
-            first, second = names.index("seed"), names.index("seed2")
-            # The training and the validation set may share a shuffle, which then is done already.
-            if not op.inputs[first].op.name.startswith(_ORDER_SCOPE):
-                seeded.append((op, first, second))
-    if not seeded:
-        return None
-    with tf.name_scope(_ORDER_SCOPE):
-        own = [
-            tf.cast(tf.stack([op.inputs[first], op.inputs[second]]), tf.int64) for op, first, second in seeded
-        ]
-        seeds = tf.Variable(
-            tf.stack(own),
-            dtype=tf.int64,
-            trainable=False,
-            use_resource=True,
-            collections=[tf.GraphKeys.LOCAL_VARIABLES],
-        )
-        given = seeds.read_value()
-        for index, (op, first, second) in enumerate(seeded):
-            # Two zeros are what TensorFlow makes of no seed at all.
-            is_unseeded = tf.reduce_all(tf.equal(given[index], 0))
-            pair = tf.where(is_unseeded, tf.stack([base_seed, index + 1]), given[index])
-            replace_input(op, first, pair[0])
-            replace_input(op, second, pair[1])
-    return seeds
-
-
-def training_batches(dataset, *, size, rank, batch_size, position, prefetch, lookahead, is_shared=False):
-    """Deal the stream of samples to the ranks and batch this rank's share.
-
-    Sample i of the stream goes to rank i % size, so the samples of any number of whole steps are a prefix of the
-    stream: what a checkpoint has to remember is one number.
-
-    Args:
-        position: int64 scalar tensor, samples of the stream to skip; read when the iterator is initialised.
-        lookahead: also tell the number of samples in the next batch (see `_with_next_count`).
-        is_shared: something else uses the very same dataset.
-
-    Returns:
-        A dataset of batches `(x, y)`, or with `lookahead` of `((x, y), samples in the next batch)`.
-    """
-    # One rank is dealt its samples too: with as many operations before the network as on several ranks, the same
-    # seed makes the same initial weights.
-    if is_shared or not _deal_before_maps(dataset, size, rank, position):
-        dataset = dataset.skip(position).shard(size, rank)
-    batches = dataset.batch(batch_size)
-    if lookahead:
-        batches = _with_next_count(batches)
-    return _finish(batches, prefetch)
-
-
-def validation_batches(dataset, *, size, rank, batch_size, prefetch):
-    """Deal a validation set to the ranks and batch this rank's share."""
-    if not _deal_before_maps(dataset, size, rank, tf.constant(0, tf.int64)):
-        dataset = dataset.shard(size, rank)
-    return _finish(dataset.batch(batch_size), prefetch)
-
-
-def _deal_before_maps(dataset, size, rank, position):
-    """Deal the samples before the maps at the end of `dataset` instead of after them, so a rank maps only its own.
-
-    Returns:
-        Whether `dataset` was changed so; not where it does not end with a map, or where its maps feed something else.
-    """
-    lowest, op, users = None, variant_of(dataset).op, 0
-    while op.type in _MAPS | {"PrefetchDataset"} and len(op.outputs[0].consumers()) == users:
-        lowest, op, users = op, op.inputs[0].op, 1
-    types = next((name for name in ("output_types", "Toutput_types") if name in op.node_def.attr), None)
-    if lowest is None or types is None or "output_shapes" not in op.node_def.attr:
-        return False
-    structure = {
-        "output_types": op.get_attr(types),
-        "output_shapes": [tf.TensorShape(shape) for shape in op.get_attr("output_shapes")],
-    }
-    rest = tf.raw_ops.SkipDataset(input_dataset=lowest.inputs[0], count=position, **structure)
-    mine = tf.raw_ops.ShardDataset(
-        input_dataset=rest,
-        num_shards=tf.constant(size, tf.int64),
-        index=tf.constant(rank, tf.int64),
-        **structure,
-    )
-    replace_input(lowest, 0, mine)
-    return True
-
-
-def _finish(batches, prefetch):
-    if prefetch:
-        batches = batches.prefetch(prefetch)
-    if batches.options().experimental_threading.private_threadpool_size is not None:
-        return batches
-    # Threads of the input's own: a map that waits would take those of the training step, and the other way round.
-    options = tf.data.Options()
-    options.experimental_threading.private_threadpool_size = _INPUT_THREADS
-    return batches.with_options(options)
-
-
-def _with_next_count(batches):
-    """Pair every batch with the number of samples of the one after it; the first pair's batch is empty.
-
-    So the ranks can agree on a step before any of them starts it, whatever the dataset turns out to hold.
-
-    Raises:
-        TypeError: an element holds something else than dense tensors.
-    """
-    if any(kind is not tf.Tensor for kind in tf.nest.flatten(tf.data.get_output_classes(batches))):
-        raise TypeError(
-            "training_dataset: got sparse or ragged elements and an unknown number of samples; expected "
-            "dense "
-            "tensors (or end the dataset with .take(n))"
-        )
-    types, shapes = tf.data.get_output_types(batches), tf.data.get_output_shapes(batches)
-    empty = tf.nest.map_structure(
-        lambda dtype, shape: tf.zeros(
-            [0] + [dim or 0 for dim in (shape.as_list()[1:] if shape.ndims else [])], dtype
-        ),
-        types,
-        shapes,
-    )
-
-    def hold_back(held, arriving):
-        rows = tf.shape(tf.nest.flatten(arriving)[0], out_type=tf.int64)[0]
-        return arriving, (held, rows)
-
-    with_end = batches.concatenate(tf.data.Dataset.from_tensors(empty))
-    return with_end.apply(tf.data.experimental.scan(empty, hold_back))

@@ -1,15 +1,18 @@
 """The training graph: input, the user's network, averaged gradients, and the state a restart needs."""
 
+import logging
 import random
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
-from trainer import data
-from trainer.compat import called_layers, horovod, tf, users_of
-from trainer.results import training_result
+from trainer import data, dealing
+from trainer.compat import called_layers, graph_of, horovod, is_eager, keras_layer_class, tf, users_of
+from trainer.results import explained_eager_tensors, training_result
 from trainer.spec import INFINITE, UNKNOWN, warmup_step_count
+
+logger = logging.getLogger("trainer")
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,9 @@ def build_training_graph(spec, ranks, samples):
     state = _state_variable(spec)
     held = state.read_value()
     datasets = (spec.training_dataset, spec.validation_dataset)
-    seeds = [data.share_order(dataset, held[2]) for dataset in datasets if dataset is not None]
+    seeds = [dealing.share_order(dataset, held[2]) for dataset in datasets if dataset is not None]
     lookahead = samples == UNKNOWN
-    batches = data.training_batches(
+    batches = dealing.training_batches(
         spec.training_dataset,
         size=ranks.size,
         rank=ranks.rank,
@@ -66,9 +69,14 @@ def build_training_graph(spec, ranks, samples):
     batch = iterator.get_next()
     (x, y), next_count = batch if lookahead else (batch, None)
     earlier = set(tf.get_default_graph().get_operations())
-    with called_layers() as layers:
+    with called_layers() as layers, explained_eager_tensors("build_training_func"):
         network, loss, log_tensors = training_result(spec.build_training_func(x, y))
     updates = _updates_of(network, layers, earlier)
+    if ranks.is_master and _asks_keras_whether_it_trains(loss):
+        logger.warning(
+            "build_training_func: a Keras layer such as batch normalisation or dropout is called without training=True "
+            "and works as in use, not as in training"
+        )
 
     global_step = tf.train.get_or_create_global_step()
     learning_rate = _learning_rate(spec, ranks.size, global_step)
@@ -122,12 +130,25 @@ def _updates_of(network, layers, earlier):
     # Keras layers keep their updates to themselves, together with those of other calls: in another graph, on other
     # data, on the placeholder that a model is made with.
     fed = _ops_that_need_feeding(tf.get_default_graph())
-    owners = [*layers, network] if isinstance(network, tf.keras.layers.Layer) else layers
+    owners = [*layers, network] if isinstance(network, keras_layer_class()) else layers
     for update in [update for layer in owners for update in layer.updates]:
         op = getattr(update, "op", update)
-        if op.graph is tf.get_default_graph() and op not in earlier and op not in fed:
+        if graph_of(op) is tf.get_default_graph() and op not in earlier and op not in fed:
             updates.append(update)
     return updates
+
+
+def _asks_keras_whether_it_trains(loss):
+    """Say whether the loss depends on Keras's learning phase while the user has not set it."""
+    waiting, seen = [loss.op], set()
+    while waiting:
+        op = waiting.pop()
+        if op.type == "PlaceholderWithDefault" and "keras_learning_phase" in op.name:
+            return True
+        before = [tensor.op for tensor in op.inputs if tensor.op not in seen]
+        seen.update(before)
+        waiting.extend(before)
+    return False
 
 
 def _ops_that_need_feeding(graph):
@@ -145,6 +166,8 @@ def _ops_that_need_feeding(graph):
 def _learning_rate(spec, size, global_step):
     """Return the scaled learning rate as a tensor, rising from that of one rank during the warm-up."""
     rate = spec.optimizer_args["learning_rate"]
+    if is_eager(rate):
+        rate = float(rate.numpy())
     if spec.scaling_learning_rate:
         rate = rate * size
     warmup_steps = warmup_step_count(spec, data.samples_per_epoch(spec.training_dataset), size)

@@ -1,6 +1,6 @@
 """Session hooks of the Trainer: broadcast, the agreed sequence of steps, summaries, the last checkpoint."""
 
-from trainer.compat import horovod, tf
+from trainer.compat import horovod, in_graph, tf
 from trainer.ranks import SharedError
 from trainer.spec import plan_steps
 
@@ -211,9 +211,11 @@ class LastCheckpointHook(tf.train.CheckpointSaverHook):
 
     def after_run(self, run_context, run_values):
         """Save when due, or when this was the last step."""
-        super().after_run(run_context, run_values)
-        if run_context.stop_requested:
-            self.end(run_context.session)
+        # The user may run the session anywhere; saving needs a graph.
+        with in_graph(run_context.session.graph):
+            super().after_run(run_context, run_values)
+            if run_context.stop_requested:
+                self.end(run_context.session)
 
     def end(self, session):
         """Save the last step once."""

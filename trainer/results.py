@@ -1,6 +1,27 @@
 """Checks of what the user's build functions return."""
 
-from trainer.compat import tf
+import contextlib
+
+from trainer.compat import graph_of, tf
+
+
+@contextlib.contextmanager
+def explained_eager_tensors(name):
+    """Say of TensorFlow's refusal of an eager tensor in a graph where it comes from.
+
+    Args:
+        name: the function of the user's that runs meanwhile.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "EagerTensor" not in str(error):
+            raise
+        raise ValueError(
+            f"{name}: it uses a tensor, variable or model that was made outside the graph, while TensorFlow "
+            f"{tf.__version__} executed eagerly ({error}); expected everything made in it, or in the graph that the "
+            "Trainer is made in"
+        ) from error
 
 
 def training_result(result):
@@ -16,7 +37,7 @@ def training_result(result):
     if not isinstance(result, (tuple, list)) or len(result) != 3:
         raise TypeError(f"build_training_func: it returned {_describe(result)}, {expected}")
     network, loss, log_tensors = result
-    if not tf.is_tensor(loss) or not loss.dtype.is_floating:
+    if not _is_made_here(loss) or not loss.dtype.is_floating:
         raise TypeError(f"build_training_func: its loss is {loss!r}, {expected} with a float tensor")
     if loss.shape.ndims not in (0, None):
         raise ValueError(
@@ -27,7 +48,7 @@ def training_result(result):
         named = _named(log_tensors)
     else:
         named = dict(log_tensors) if isinstance(log_tensors, dict) else None
-    if named is None or not all(tf.is_tensor(t) or isinstance(t, tf.Variable) for t in named.values()):
+    if named is None or not all(map(_is_made_here, named.values())):
         raise TypeError(
             f"build_training_func: its log_tensors is {log_tensors!r}, expected a dict name -> tensor or "
             "a list of tensors"
@@ -45,9 +66,15 @@ def validation_result(result):
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         raise TypeError(f"build_validation_func: it returned {_describe(result)}, {expected}")
     metrics = result[1]
-    if not isinstance(metrics, (list, tuple)) or not metrics or not all(tf.is_tensor(m) for m in metrics):
+    if not isinstance(metrics, (list, tuple)) or not metrics or not all(map(_is_made_here, metrics)):
         raise TypeError(f"build_validation_func: its metrics are {metrics!r}, {expected}")
     return list(metrics)
+
+
+def _is_made_here(value):
+    """Say whether `value` is a tensor or a variable of the graph, not an eager one."""
+    is_tensor = tf.is_tensor(value) or isinstance(value, tf.Variable)
+    return is_tensor and graph_of(value) is tf.get_default_graph()
 
 
 def _named(tensors):

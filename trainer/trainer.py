@@ -8,7 +8,7 @@ import time
 import weakref
 
 from trainer import data
-from trainer.compat import tf
+from trainer.compat import in_graph, tf
 from trainer.graph import build_training_graph
 from trainer.hooks import BroadcastHook, LastCheckpointHook, SharedStopHook, StepHook, SummaryHook
 from trainer.progress import Reporter
@@ -134,6 +134,7 @@ class Trainer:
         if seed is not None:
             # The initial weights come from rank 0; a seed of its own gives each rank its own dropout.
             tf.set_random_seed(seed + _SEED_STRIDE * self._ranks.rank)
+        self._graph = tf.get_default_graph()
         graph = build_training_graph(spec, self._ranks, samples)
         self._train_op, self._training_network = graph.train_op, graph.network
         self._validation = None if validation_dataset is None else Validation(spec, self._ranks)
@@ -234,7 +235,9 @@ class Trainer:
     def _need_of_other_ranks(self):
         """Say in plain words that another rank is gone."""
         try:
-            yield
+            # What hooks save and write needs a graph, wherever the user calls this from.
+            with in_graph(self._graph):
+                yield
         except tf.errors.UnknownError as error:
             if _RANK_LEFT not in str(error):
                 raise
@@ -282,13 +285,15 @@ class Trainer:
 
     def close(self):
         """Close the session and what rank 0 writes; the process's end does it too."""
-        self._session.close()
+        with in_graph(self._graph):
+            self._session.close()
         if self._reporter is not None:
             self._reporter.close()
 
 
 def _check_with_tensorflow(spec):
     """Check what only TensorFlow knows; starts nothing."""
+    data.check_graph("Trainer")
     data.check_pairs("training_dataset", spec.training_dataset)
     if spec.validation_dataset is not None:
         data.check_pairs("validation_dataset", spec.validation_dataset)

@@ -2,17 +2,17 @@
 
 import numpy as np
 
-from trainer import data
+from trainer import data, dealing
 from trainer.compat import horovod, tf
 from trainer.ranks import SharedError
-from trainer.results import validation_result
+from trainer.results import explained_eager_tensors, validation_result
 
 
 class Validation:
     """The validation network of this rank, its input, and the sum over all ranks."""
 
     def __init__(self, spec, ranks):
-        batches = data.validation_batches(
+        batches = dealing.validation_batches(
             spec.validation_dataset,
             size=ranks.size,
             rank=ranks.rank,
@@ -24,7 +24,8 @@ class Validation:
         x, y = self._iterator.get_next()
         summaries = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
         training_summaries = list(summaries)
-        self.metrics = validation_result(spec.build_validation_func(x, y))
+        with explained_eager_tensors("build_validation_func"):
+            self.metrics = validation_result(spec.build_validation_func(x, y))
         # A training step that writes summaries has no validation samples to make these from.
         summaries[:] = training_summaries
         self._rows = tf.shape(tf.nest.flatten(x)[0])[0]
