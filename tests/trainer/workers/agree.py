@@ -2,7 +2,7 @@
 
 import sys
 
-import tensorflow as tf
+import tensorflow.compat.v1 as tf
 from samples import numbered
 from tools import RANK, Messages, Recorder, report
 

@@ -4,11 +4,13 @@ import os
 import sys
 import time
 
-import tensorflow as tf
+import tensorflow.compat.v1 as tf
 from samples import numbered
 from tools import RANK, Recorder, report
 
 import trainer
+
+tf.disable_eager_execution()
 
 recorder = Recorder()
 job = trainer.Trainer(

@@ -5,11 +5,13 @@ import sys
 
 import horovod.tensorflow as hvd
 import numpy as np
-import tensorflow as tf
+import tensorflow.compat.v1 as tf
 from samples import numbered
 from tools import RANK, Messages, report
 
 import trainer
+
+tf.disable_eager_execution()
 
 DIRECTORY, BATCH, STEPS = sys.argv[1], 2, 4
 keras_batches = []

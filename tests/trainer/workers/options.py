@@ -3,7 +3,7 @@
 import os
 import sys
 
-import tensorflow as tf
+import tensorflow.compat.v1 as tf
 from samples import numbered
 from tools import RANK, SIZE, Recorder, report
 

@@ -3,7 +3,7 @@
 import time
 
 import numpy as np
-import tensorflow as tf
+import tensorflow.compat.v1 as tf
 from samples import numbered
 from tools import SIZE, Recorder, report
 

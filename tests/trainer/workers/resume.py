@@ -5,11 +5,13 @@ import signal
 import sys
 import time
 
-import tensorflow as tf
+import tensorflow.compat.v1 as tf
 from samples import numbered
 from tools import RANK, SIZE, Recorder, report
 
 import trainer
+
+tf.disable_eager_execution()
 
 DIRECTORY, COUNT, EPOCHS, KIND, KILL_AT = (
     sys.argv[1],

@@ -3,11 +3,13 @@
 import math
 import sys
 
-import tensorflow as tf
+import tensorflow.compat.v1 as tf
 from samples import numbered
 from tools import Recorder, report
 
 import trainer
+
+tf.disable_eager_execution()
 
 dataset = trainer.data.from_arrays(*numbered(2))
 if sys.argv[1] == "filtered":

@@ -5,7 +5,7 @@ import logging
 import os
 
 import numpy as np
-import tensorflow as tf
+import tensorflow.compat.v1 as tf
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
 SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1))
@@ -49,7 +49,7 @@ class Recorder:
 
     def loss(self, x, y):
         with tf.variable_scope("linear", reuse=tf.AUTO_REUSE):
-            w = tf.get_variable("w", [x.shape[1].value, 1], initializer=tf.zeros_initializer())
+            w = tf.get_variable("w", [tf.dimension_value(x.shape[1]), 1], initializer=tf.zeros_initializer())
         target = tf.cast(y, tf.float32)[:, tf.newaxis] / 10
         return tf.reduce_mean(tf.squared_difference(tf.matmul(x, w), target)), w
 

@@ -1,6 +1,6 @@
 """Validates, reads the step and logs between training steps; reports what that did to the training."""
 
-import tensorflow as tf
+import tensorflow.compat.v1 as tf
 from samples import numbered
 from tools import RANK, Messages, Recorder, report
 
