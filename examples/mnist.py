@@ -68,6 +68,7 @@ def parse_arguments(argv=None):
         action="store_true",
         help="fetch what --data-dir lacks (each host needs it; run once per host)",
     )
+    add("--mirror", action="append", help="where to fetch it from: an address that ends with a slash")
     add("--epochs", type=int, help="default: 10, or 3 with the full set")
     add("--batch-size", type=int, default=32, help="images per rank and step (default: %(default)s)")
     add("--learning-rate", type=float, default=0.001, help="of one rank (default: %(default)s)")
@@ -90,7 +91,7 @@ def main():
     tf.disable_eager_execution()  # the Trainer builds graphs; TensorFlow 1 does so anyway
     try:
         if arguments.download:
-            datasets.download(arguments.data_dir)
+            datasets.download(arguments.data_dir, arguments.mirror or datasets.MIRRORS)
         training, held_out = load(arguments.data_dir)
     except datasets.DatasetError as error:
         sys.exit(f"mnist.py: {error}")
