@@ -1,6 +1,6 @@
-"""Session hooks of the Trainer: broadcast, the agreed sequence of steps, summaries, the last checkpoint."""
+"""Session hooks of the Trainer: broadcast, the agreed sequence of steps, summaries."""
 
-from trainer.compat import horovod, in_graph, tf
+from trainer.compat import horovod, tf
 from trainer.ranks import SharedError
 from trainer.spec import plan_steps
 
@@ -200,26 +200,3 @@ class SummaryHook(tf.train.SummarySaverHook):
         """Write them."""
         if run_values.results is not None:
             super().after_run(run_context, run_values)
-
-
-class LastCheckpointHook(tf.train.CheckpointSaverHook):
-    """Also saves when training stops: the session may stay open, or the process may end without closing it."""
-
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self._last_saved_step = None
-
-    def after_run(self, run_context, run_values):
-        """Save when due, or when this was the last step."""
-        # The user may run the session anywhere; saving needs a graph.
-        with in_graph(run_context.session.graph):
-            super().after_run(run_context, run_values)
-            if run_context.stop_requested:
-                self.end(run_context.session)
-
-    def end(self, session):
-        """Save the last step once."""
-        step = session.run(tf.train.get_global_step(session.graph))
-        if step != self._last_saved_step:
-            super().end(session)
-            self._last_saved_step = step

@@ -7,10 +7,10 @@ import os
 import time
 import weakref
 
-from trainer import data
+from trainer import checkpoints, data
 from trainer.compat import in_graph, tf
 from trainer.graph import build_training_graph
-from trainer.hooks import BroadcastHook, LastCheckpointHook, SharedStopHook, StepHook, SummaryHook
+from trainer.hooks import BroadcastHook, SharedStopHook, StepHook, SummaryHook
 from trainer.progress import Reporter
 from trainer.ranks import (
     before_last_words,
@@ -262,13 +262,15 @@ class Trainer:
                     self._train_op, save_steps=_SUMMARY_STEPS, output_dir=directory, scaffold=scaffold
                 )
             )
+            checkpoints.choose(directory)
             by_steps = spec.save_checkpoint_steps
             hooks.append(
-                LastCheckpointHook(
+                checkpoints.CheckpointHook(
                     directory,
+                    self._steps,
+                    scaffold,
                     save_secs=None if by_steps else spec.save_checkpoint_secs,
                     save_steps=by_steps,
-                    scaffold=scaffold,
                 )
             )
         return tf.train.MonitoredTrainingSession(
@@ -280,6 +282,8 @@ class Trainer:
             save_checkpoint_secs=None,
             save_summaries_steps=None,
             save_summaries_secs=None,
+            # The Reporter tells the speed, without a fetch in every step.
+            log_step_count_steps=None,
             config=config,
         )
 
