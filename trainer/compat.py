@@ -6,6 +6,8 @@ Works with TensorFlow 1.15 and 2.x. Of TensorFlow's behaviour nothing is switche
 import contextlib
 import importlib
 import os
+import random
+import sys
 import warnings
 
 # Start-up chatter about CPU features and, on a host without an NVIDIA driver, errors about its absence. Set the
@@ -41,6 +43,7 @@ __all__ = [
     "is_eager",
     "keras_layer_class",
     "replace_input",
+    "seeded_keras",
     "set_attribute",
     "tf",
     "users_of",
@@ -141,6 +144,21 @@ def called_layers():
     finally:
         for kind, call in calls.items():
             kind.__call__ = call
+
+
+@contextlib.contextmanager
+def seeded_keras(seed):
+    """Let Keras draw initial weights from `seed` meanwhile, unless None: in TensorFlow 2 it ignores the graph's."""
+    generators = getattr(sys.modules.get("keras.src.backend"), "_SEED_GENERATOR", None)
+    if seed is None or generators is None:
+        yield
+        return
+    before = getattr(generators, "generator", None)
+    generators.generator = random.Random(seed)
+    try:
+        yield
+    finally:
+        generators.generator = before
 
 
 # ---- datasets ------------------------------------------------------------------------------------------------

@@ -8,7 +8,16 @@ from typing import Any, Dict, Optional, Tuple
 import numpy as np
 
 from trainer import data, dealing
-from trainer.compat import called_layers, graph_of, horovod, is_eager, keras_layer_class, tf, users_of
+from trainer.compat import (
+    called_layers,
+    graph_of,
+    horovod,
+    is_eager,
+    keras_layer_class,
+    seeded_keras,
+    tf,
+    users_of,
+)
 from trainer.results import explained_eager_tensors, training_result
 from trainer.spec import INFINITE, UNKNOWN, warmup_step_count
 
@@ -69,7 +78,7 @@ def build_training_graph(spec, ranks, samples):
     batch = iterator.get_next()
     (x, y), next_count = batch if lookahead else (batch, None)
     earlier = set(tf.get_default_graph().get_operations())
-    with called_layers() as layers, explained_eager_tensors("build_training_func"):
+    with called_layers() as layers, seeded_keras(spec.seed), explained_eager_tensors("build_training_func"):
         network, loss, log_tensors = training_result(spec.build_training_func(x, y))
     updates = _updates_of(network, layers, earlier)
     if ranks.is_master and _asks_keras_whether_it_trains(loss):
