@@ -18,7 +18,7 @@ _STATE = "checkpoint"
 
 # What a save that was killed or met a full disk leaves behind, under names that are never used again.
 _REMAINS = re.compile(
-    rf"{_NAME}-\d+(_temp_[0-9a-f]{{32}}|\.(data-\d+-of-\d+|index)\.tempstate\d+|\.meta\.new)|{_STATE}\.tmp[0-9a-f]+"
+    rf"{_NAME}-\d+(_temp(_[0-9a-f]{{32}})?|\.(data-\d+-of-\d+|index)\.tempstate\d+|\.meta\.new)|{_STATE}\.tmp[0-9a-f]+"
 )
 _PART = re.compile(rf"({_NAME}-\d+)\.(data-\d+-of-\d+|meta)")
 
