@@ -45,6 +45,7 @@ __all__ = [
     "replace_input",
     "seeded_keras",
     "set_attribute",
+    "set_constant",
     "tf",
     "users_of",
     "variant_of",
@@ -109,6 +110,11 @@ def replace_input(op, index, tensor):
 def set_attribute(op, name, text):
     """Set a text attribute of `op`, before any session has run it (no public name either)."""
     op._set_attr(name, tf.AttrValue(s=text.encode()))
+
+
+def set_constant(op, array):
+    """Set the value of a constant, before any session has run it (no public name either)."""
+    op._set_attr("value", tf.AttrValue(tensor=tf.make_tensor_proto(array)))
 
 
 # ---- Keras ---------------------------------------------------------------------------------------------------
@@ -185,6 +191,9 @@ def with_options(dataset, input_threads):
         options.deterministic = True
         if given.threading.private_threadpool_size is None:
             options.threading.private_threadpool_size = input_threads
+        if hasattr(type(options.experimental_optimization), "inject_prefetch"):
+            # How far to read ahead is for the user to say.
+            options.experimental_optimization.inject_prefetch = False
         return dataset.with_options(options)
     if given.experimental_threading.private_threadpool_size is None:
         options.experimental_threading.private_threadpool_size = input_threads

@@ -97,7 +97,7 @@ def build_training_graph(spec, ranks, samples):
         # Ranks with fewer samples in the last step weigh less: the average is that over all its samples.
         weight = tf.cast(mine * ranks.size, tf.float64) / tf.cast(total, tf.float64)
         loss = loss * tf.cast(weight, loss.dtype)
-    step_op = optimizer.minimize(loss, global_step=global_step)
+    step_op = optimizer.minimize(loss, global_step=global_step, var_list=_weights_to_train(layers))
     with tf.control_dependencies([held]):
         state_op = state.assign_add(
             tf.stack([total, tf.constant(ranks.size, tf.int64), tf.constant(0, tf.int64)])
@@ -145,6 +145,17 @@ def _updates_of(network, layers, earlier):
         if graph_of(op) is tf.get_default_graph() and op not in earlier and op not in fed:
             updates.append(update)
     return updates
+
+
+def _weights_to_train(layers):
+    """Return the trainable variables without those of Keras layers that the user set to `trainable = False`.
+
+    TensorFlow's optimizers know nothing of that. None stands for all of them.
+    """
+    frozen = {id(weight) for layer in layers for weight in layer.non_trainable_weights}
+    weights = tf.trainable_variables()
+    kept = [weight for weight in weights if id(weight) not in frozen]
+    return kept if len(kept) < len(weights) else None
 
 
 def _asks_keras_whether_it_trains(loss):
