@@ -18,7 +18,7 @@ from trainer.legacy_spec import spec_of_environment
 
 pytestmark = pytest.mark.filterwarnings("ignore:trainer.*deprecated:DeprecationWarning")
 
-LIMIT_S = 90
+LIMIT_S = 150
 PS, WORKER, MASTER = ["h1:1", "h2:1"], ["h3:1", "h4:1", "h5:1"], "h6:1"
 
 
@@ -383,8 +383,8 @@ def cluster(tmp_path_factory):
         cluster.start("worker0", JOB_NAME="worker", TASK_INDEX="0", **hosts)
         cluster.start("worker1", TF_CONFIG=config("worker", 1))
         cluster.start("evaluator", JOB_NAME="worker", TASK_INDEX="2", **hosts)
-        cluster.start("ps2", TF_CONFIG=config("ps", 0))
         cluster.wait_for((cluster.folder / "master.first").exists, "master")
+        cluster.start("ps2", TF_CONFIG=config("ps", 0))
         step = int(tf.train.latest_checkpoint(str(cluster.folder / "checkpoints")).rpartition("-")[2])
         statuses = {}
         for name in ("worker0", "worker1", "evaluator"):

@@ -19,7 +19,7 @@ from trainer import legacy
 NAME, FOLDER = sys.argv[1:]
 CHECKPOINTS = os.path.join(FOLDER, "checkpoints")
 STEPS_OF_EACH = 15
-LIMIT_S = 90
+LIMIT_S = 150
 
 
 def wait_for(name):
@@ -68,6 +68,7 @@ def train_first(spec):
             while not session.should_stop():
                 session.run(train)
                 own += 1
+                time.sleep(0.02)  # the others may still be starting, on few cores
                 if session.run(made).min() >= STEPS_OF_EACH:
                     break
             seen_w = float(session.run(w))
