@@ -441,7 +441,7 @@ def test_cluster_trains_one_variable(cluster):
         assert firsts[name]["loss_device"] == device
         # Every task made its part, and saw that of the others.
         assert firsts[name]["own"] >= 15
-        assert firsts[name]["w"] >= 45 > firsts[name]["own"] / 2
+        assert firsts[name]["w"] >= firsts[name]["own"] + 30
     made = sum(first["own"] for first in firsts.values())
     assert 45 <= cluster["step"] <= made
     assert max(first["w"] for first in firsts.values()) <= made
