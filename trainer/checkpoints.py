@@ -9,6 +9,7 @@ import re
 import shutil
 
 from trainer.compat import in_graph, tf
+from trainer.constants import without_large_constants
 from trainer.ranks import SharedError
 
 logger = logging.getLogger("trainer")
@@ -21,9 +22,6 @@ _REMAINS = re.compile(
     rf"{_NAME}-\d+(_temp(_[0-9a-f]{{32}})?|\.(data-\d+-of-\d+|index)\.tempstate\d+|\.meta\.new)|{_STATE}\.tmp[0-9a-f]+"
 )
 _PART = re.compile(rf"({_NAME}-\d+)\.(data-\d+-of-\d+|meta)")
-
-# Larger constants are left out of the graph on disk.
-LARGE_CONSTANT_BYTES = 1 << 20
 
 
 def choose(directory):
@@ -110,28 +108,6 @@ def _tidy(directory):
                 shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
 
 
-def exported_graph(graph, saver):
-    """Return the meta graph of `graph` with a placeholder in place of every large constant.
-
-    The constants are the arrays of datasets: of no use to a checkpoint, and up to 2 GB.
-
-    Args:
-        graph: what to describe.
-        saver: the `tf.train.Saver` whose checkpoints the meta graph is for.
-    """
-    with in_graph(graph):
-        meta_graph = saver.export_meta_graph()
-    library = meta_graph.graph_def.library
-    for nodes in (meta_graph.graph_def.node, *(function.node_def for function in library.function)):
-        for node in nodes:
-            if node.op == "Const" and node.attr["value"].ByteSize() > LARGE_CONSTANT_BYTES:
-                shape = node.attr["value"].tensor.tensor_shape
-                node.attr["shape"].shape.CopyFrom(shape)
-                node.op = "Placeholder"
-                del node.attr["value"]
-    return meta_graph
-
-
 class CheckpointHook(tf.train.SessionRunHook):
     """Saves at the start, when due after a training step, and when training stops.
 
@@ -139,8 +115,9 @@ class CheckpointHook(tf.train.SessionRunHook):
     training goes on from: killed at that moment, nothing would be left.
     """
 
-    def __init__(self, directory, steps, scaffold, *, save_secs, save_steps):
+    def __init__(self, directory, steps, scaffold, events, *, save_secs, save_steps):
         """Args:
+        events: the `tf.summary.FileWriter` of the directory.
         steps: what counts the steps in its attribute `step`; a hook that comes before this one.
         save_secs, save_steps: how often, one of the two; with neither at the start and the end only.
         """
@@ -151,14 +128,14 @@ class CheckpointHook(tf.train.SessionRunHook):
         if save_secs is not None or save_steps is not None:
             self._timer = tf.train.SecondOrStepTimer(every_secs=save_secs, every_steps=save_steps)
         self._meta_graph = None
-        self._events = None
+        self._events = events
         self._last_saved_step = None
 
     def after_create_session(self, session, coord):
         """Write the graph once, and the first checkpoint where nothing was restored."""
-        meta_graph = exported_graph(session.graph, self._scaffold.saver)
+        with in_graph(session.graph):
+            meta_graph = without_large_constants(self._scaffold.saver.export_meta_graph())
         self._meta_graph = meta_graph.SerializeToString()
-        self._events = tf.summary.FileWriterCache.get(self._directory)
         self._events.add_event(tf.Event(graph_def=meta_graph.graph_def.SerializeToString()))
         step = self._steps.step
         restored = [os.path.basename(path) for path in self._scaffold.saver.last_checkpoints]
@@ -169,12 +146,16 @@ class CheckpointHook(tf.train.SessionRunHook):
         if self._timer is not None:
             self._timer.update_last_triggered_step(step)
 
+    def is_due(self, step):
+        """Say whether it is time to save after `step`."""
+        return self._timer is not None and self._timer.should_trigger_for_step(step)
+
     def after_run(self, run_context, run_values):
         """Save when due, or when this was the last step."""
         step = self._steps.step
         if step == self._last_saved_step:
             return
-        is_due = self._timer is not None and self._timer.should_trigger_for_step(step)
+        is_due = self.is_due(step)
         if is_due:
             self._timer.update_last_triggered_step(step)
         if is_due or run_context.stop_requested:

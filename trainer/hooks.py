@@ -108,18 +108,11 @@ class StepHook(tf.train.SessionRunHook):
         """Ask for what a training step yields besides; nothing where the call is none."""
         if not is_training_step(run_context, self._graph.train_op):
             return None
-        if self._reporter is not None:
-            self._reporter.step_begins(self._position)
+        self.begins()
         wanted = {"step": self._graph.step_after, "samples": self._graph.samples_after}
         if self._graph.agree is not None:
             wanted["next"] = self._graph.agree
-        if (self.step + 1) % self._spec.log_step_size == 0:
-            if self._reporter is not None:
-                wanted["log"] = self._graph.log_tensors
-                wanted["rate"] = self._graph.learning_rate
-            else:
-                # What is logged may need every rank, such as an average over them.
-                wanted["log_ops"] = [tensor.op for tensor in self._graph.log_tensors.values()]
+        wanted.update(self.fetches_of(self.step + 1) or {})
         return tf.train.SessionRunArgs(wanted)
 
     def after_run(self, run_context, run_values):
@@ -127,15 +120,44 @@ class StepHook(tf.train.SessionRunHook):
         results = run_values.results
         if results is None:
             return
-        self.step, self._position = int(results["step"]), int(results["samples"])
-        if self._reporter is not None:
-            extra = {"learning_rate": results.get("rate")}
-            self._reporter.step_done(self.step, self._last_step, self._position, results.get("log"), extra)
+        self._count(int(results["step"]), int(results["samples"]), results)
         if "next" in results and results["next"][1] < self._ranks.size:
             self._left_out, self._ends_with_data = int(results["next"][0]), True
             self._finish(run_context)
         elif self._last_step is not None and self.step >= self._last_step:
             self._finish(run_context)
+
+    def fetches_of(self, step):
+        """Return what has to be fetched in `step` to report it; None where nothing has."""
+        if step % self._spec.log_step_size:
+            return None
+        if self._reporter is not None:
+            return {"log": self._graph.log_tensors, "rate": self._graph.learning_rate}
+        # What is logged may need every rank, such as an average over them.
+        return {"log_ops": [tensor.op for tensor in self._graph.log_tensors.values()]}
+
+    def is_regular(self, step):
+        """Say whether `step` is one with full batches, known beforehand, after which training goes on."""
+        return self._graph.agree is None and not self.is_finished and step != self._last_step
+
+    def begins(self):
+        """Note that a training step begins."""
+        if self._reporter is not None:
+            self._reporter.step_begins(self._position)
+
+    def made(self, step, results):
+        """Count a regular step that was made without the hooks.
+
+        Args:
+            results: what `fetches_of` asked for.
+        """
+        self._count(step, self._position + self._ranks.size * self._spec.batch_size, results)
+
+    def _count(self, step, position, results):
+        self.step, self._position = step, position
+        if self._reporter is not None:
+            extra = {"learning_rate": results.get("rate")}
+            self._reporter.step_done(step, self._last_step, position, results.get("log"), extra)
 
     def _finish(self, stoppable):
         self.is_finished = True
@@ -185,18 +207,41 @@ class SharedStopHook(tf.train.SessionRunHook):
             run_context.request_stop()
 
 
-class SummaryHook(tf.train.SummarySaverHook):
+class SummaryHook(tf.train.SessionRunHook):
     """Writes the user's summaries of training steps; in another `run` call they would take a batch."""
 
-    def __init__(self, train_op, **options):
-        super().__init__(**options)
+    def __init__(self, train_op, steps, events, scaffold, every_steps):
+        """Args:
+        steps: the `StepHook`, which comes before this one.
+        events: the `tf.summary.FileWriter` to write them with.
+        """
         self._train_op = train_op
+        self._steps = steps
+        self._events = events
+        self._scaffold = scaffold
+        self._timer = tf.train.SecondOrStepTimer(every_steps=every_steps)
+        self._summaries = None
+
+    def after_create_session(self, session, coord):
+        """Find out whether there are summaries at all: the graph is complete now."""
+        self._summaries = self._scaffold.summary_op
+
+    def is_due(self, step):
+        """Say whether the summaries of `step` are to be written."""
+        return self._summaries is not None and self._timer.should_trigger_for_step(step)
 
     def before_run(self, run_context):
-        """Ask for the summaries where the call is a training step."""
-        return super().before_run(run_context) if is_training_step(run_context, self._train_op) else None
+        """Ask for the summaries where the call is a training step that is due."""
+        if not is_training_step(run_context, self._train_op) or not self.is_due(self._steps.step + 1):
+            return None
+        return tf.train.SessionRunArgs(self._summaries)
 
     def after_run(self, run_context, run_values):
         """Write them."""
         if run_values.results is not None:
-            super().after_run(run_context, run_values)
+            self._timer.update_last_triggered_step(self._steps.step)
+            self._events.add_summary(run_values.results, self._steps.step)
+
+    def end(self, session):
+        """Leave nothing in memory."""
+        self._events.flush()

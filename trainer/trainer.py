@@ -7,8 +7,9 @@ import os
 import time
 import weakref
 
-from trainer import checkpoints, data
+from trainer import checkpoints, constants, data
 from trainer.compat import in_graph, tf
+from trainer.direct import DirectSteps
 from trainer.graph import build_training_graph
 from trainer.hooks import BroadcastHook, SharedStopHook, StepHook, SummaryHook
 from trainer.progress import Reporter
@@ -119,6 +120,7 @@ class Trainer:
         samples = data.count_samples(training_dataset)
         # Refuses an epoch of unknown length before MPI starts.
         warmup_step_count(spec, data.samples_per_epoch(training_dataset), 1)
+        constants.feed_arrays([each for each in (training_dataset, validation_dataset) if each is not None])
         feeds = data.feeds_of(training_dataset)
         if validation_dataset is not None:
             data.feeds_of(validation_dataset)
@@ -141,6 +143,7 @@ class Trainer:
         self._reporter = Reporter(self._ranks, metrics_dir) if does_log(self._ranks) else None
         if self._reporter is not None:
             before_last_words(self._reporter.clear_bar)
+        self._training_graph = graph
         self._steps = StepHook(spec, self._ranks, graph, samples, feeds, self._reporter)
         self._session = self._make_session(config, graph.shuffle_seeds)
         atexit.register(_close, weakref.ref(self))
@@ -181,7 +184,7 @@ class Trainer:
         if self._validation is None:
             raise AttributeError("Validation is not setup.")
         started_s = time.monotonic()
-        with self._need_of_other_ranks():
+        with self._need_of_other_ranks(), in_graph(self._graph):
             averages = self._session.run_step_fn(
                 lambda step_context: self._validation.run(step_context.session)
             )
@@ -200,7 +203,10 @@ class Trainer:
             raise tf.errors.OutOfRangeError(None, None, f"training is over after step {self.global_step}")
         try:
             with self._need_of_other_ranks():
-                self._session.run(self._train_op)
+                if self._direct is None or not self._direct.run(self._session):
+                    # What hooks save and write needs a graph, wherever the user calls this from.
+                    with in_graph(self._graph):
+                        self._session.run(self._train_op)
         except tf.errors.OutOfRangeError as error:
             raise RuntimeError(
                 f"training_dataset: it ended before step {self.global_step + 1}, earlier than its size "
@@ -235,9 +241,7 @@ class Trainer:
     def _need_of_other_ranks(self):
         """Say in plain words that another rank is gone."""
         try:
-            # What hooks save and write needs a graph, wherever the user calls this from.
-            with in_graph(self._graph):
-                yield
+            yield
         except tf.errors.UnknownError as error:
             if _RANK_LEFT not in str(error):
                 raise
@@ -249,6 +253,7 @@ class Trainer:
     def _make_session(self, config, shuffle_seeds):
         spec = self._spec
         hooks = [BroadcastHook(self._ranks, shuffle_seeds), self._steps]
+        due = []
         one_writer = (tf.train.CheckpointSaverHook, tf.train.SummarySaverHook)
         hooks.extend(hook for hook in spec.hooks if self.is_master or not isinstance(hook, one_writer))
         if spec.hooks and self._ranks.size > 1:
@@ -257,22 +262,23 @@ class Trainer:
         if spec.checkpoint_dir is not None and self.is_master:
             os.makedirs(str(spec.checkpoint_dir), exist_ok=True)
             directory = str(spec.checkpoint_dir)
-            hooks.append(
-                SummaryHook(
-                    self._train_op, save_steps=_SUMMARY_STEPS, output_dir=directory, scaffold=scaffold
-                )
-            )
+            # Not one of TensorFlow's cache, which writes the whole graph, arrays and all.
+            events = tf.summary.FileWriter(directory)
+            due.append(SummaryHook(self._train_op, self._steps, events, scaffold, _SUMMARY_STEPS))
             checkpoints.choose(directory)
             by_steps = spec.save_checkpoint_steps
-            hooks.append(
+            due.append(
                 checkpoints.CheckpointHook(
                     directory,
                     self._steps,
                     scaffold,
+                    events,
                     save_secs=None if by_steps else spec.save_checkpoint_secs,
                     save_steps=by_steps,
                 )
             )
+            hooks.extend(due)
+        self._direct = None if spec.hooks else DirectSteps(self._training_graph, self._steps, due)
         return tf.train.MonitoredTrainingSession(
             checkpoint_dir=str(spec.checkpoint_dir)
             if spec.checkpoint_dir is not None and self.is_master

@@ -1,0 +1,105 @@
+"""What every contender shares: arguments, data, model, and the clock; so that only the training loop differs."""
+
+import argparse
+import json
+import os
+import resource
+import sys
+import time
+
+_BEGAN_S = time.time()
+
+# The checkout, so that `import trainer` and `import trainer.datasets` find it.
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+import tensorflow.compat.v1 as tf  # noqa: E402
+
+if tf.executing_eagerly():
+    tf.disable_eager_execution()
+
+_IMPORTED_S = time.time()
+
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
+SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1))
+SEED = 1
+LOG_STEPS = 100
+
+
+def arguments():
+    """Parse what the benchmark passes: the model, batch size, number of steps and where to report to."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=sorted(MODELS), required=True)
+    parser.add_argument("--batch-size", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--report-dir", required=True)
+    parser.add_argument("--trace", action="store_true", help="also trace one step")
+    return parser.parse_args()
+
+
+def arrays(data_dir):
+    """Read MNIST's training set: uint8 [60000, 28, 28] and int64 [60000]."""
+    from trainer import datasets
+
+    digits = datasets.load_training(data_dir)
+    return digits.images, digits.labels
+
+
+def _mlp(images):
+    """Two hidden layers of 800 with dropout: TensorLayer's own distributed MNIST example has this shape."""
+    x = tf.reshape(tf.cast(images, tf.float32) / 255, [-1, 784])
+    for _ in range(2):
+        x = tf.layers.dropout(tf.layers.dense(x, 800, activation=tf.nn.relu), 0.5, training=True)
+    return tf.layers.dense(x, 10)
+
+
+def _cnn(images):
+    """The network of examples/mnist.py."""
+    x = tf.cast(images, tf.float32)[..., tf.newaxis] / 255
+    x = tf.layers.conv2d(x, 16, 5, strides=2, padding="same", activation=tf.nn.relu)
+    x = tf.layers.conv2d(x, 32, 3, strides=2, padding="same", activation=tf.nn.relu)
+    x = tf.layers.dense(tf.layers.flatten(x), 128, activation=tf.nn.relu)
+    return tf.layers.dense(x, 10)
+
+
+def _linear(images):
+    """Almost nothing to compute: a step of it is what the loop itself costs."""
+    return tf.layers.dense(tf.reshape(tf.cast(images, tf.float32) / 255, [-1, 784]), 10)
+
+
+MODELS = {"cnn": _cnn, "linear": _linear, "mlp": _mlp}
+
+
+def build(model):
+    """Return the function that builds network, loss and log tensors for a batch."""
+
+    def build_training(images, labels):
+        logits = MODELS[model](images)
+        loss = tf.losses.sparse_softmax_cross_entropy(labels, logits)
+        return logits, loss, {"loss": loss}
+
+    return build_training
+
+
+class Clock:
+    """Notes when each step ended, and reports at the end."""
+
+    def __init__(self, options):
+        self._directory = options.report_dir
+        self._ended_s = []
+
+    def step_done(self):
+        """Call it after every step."""
+        self._ended_s.append(time.time())
+
+    def report(self):
+        """Write this rank's times (seconds since the epoch) and its peak memory (bytes)."""
+        record = {
+            "began_s": _BEGAN_S,
+            "imported_s": _IMPORTED_S,
+            "ended_s": self._ended_s,
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "cpu_s": time.process_time(),
+        }
+        with open(os.path.join(self._directory, f"rank{RANK}.json"), "w") as target:
+            json.dump(record, target)

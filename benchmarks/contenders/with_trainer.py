@@ -1,0 +1,27 @@
+"""Contender: this project's Trainer, driven by the user's own loop."""
+
+import os
+
+import common
+import tensorflow.compat.v1 as tf
+
+import trainer
+
+options = common.arguments()
+clock = common.Clock(options)
+images, labels = common.arrays(options.data_dir)
+dataset = trainer.data.from_arrays(images, labels).shuffle(10000, seed=common.SEED).repeat()
+job = trainer.Trainer(
+    dataset,
+    common.build(options.model),
+    tf.train.AdamOptimizer,
+    {"learning_rate": 0.001},
+    batch_size=options.batch_size,
+    log_step_size=common.LOG_STEPS,
+    max_iteration=options.steps * int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1)),
+    seed=common.SEED,
+)
+while not job.session.should_stop():
+    job.train_on_batch()
+    clock.step_done()
+clock.report()
