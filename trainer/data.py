@@ -72,16 +72,17 @@ def from_arrays(*arrays):
     shapes = [array.shape for array in arrays]
     if not arrays or any(not shape for shape in shapes) or len({shape[0] for shape in shapes}) != 1:
         raise ValueError(f"from_arrays: got arrays of shapes {shapes}, expected equal first dimensions")
-    graph = tf.get_default_graph()
-    fed = _FED_ARRAYS.setdefault(graph, {})
-    placeholders = []
-    for array in arrays:
-        placeholder = tf.placeholder(tf.as_dtype(array.dtype), array.shape, name="from_arrays")
-        fed[placeholder.op.name] = array
-        placeholders.append(placeholder)
+    placeholders = [feed(array) for array in arrays]
     return tf.data.Dataset.from_tensor_slices(
         placeholders[0] if len(placeholders) == 1 else tuple(placeholders)
     )
+
+
+def feed(array):
+    """Make a placeholder of the current graph that `feeds_of` knows the value of."""
+    placeholder = tf.placeholder(tf.as_dtype(array.dtype), array.shape, name="from_arrays")
+    _FED_ARRAYS.setdefault(tf.get_default_graph(), {})[placeholder.op.name] = array
+    return placeholder
 
 
 def check_graph(name):
