@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 
-from trainer import checkpoints, constants, data
+from trainer import checkpoints, constants, data, others
 from trainer.compat import in_graph, tf
 from trainer.direct import DirectSteps
 from trainer.graph import build_training_graph
@@ -23,6 +23,7 @@ from trainer.ranks import (
     visible_gpus,
 )
 from trainer.results import short_name
+from trainer.sharing import SharedVariables
 from trainer.spec import INFINITE, TrainSpec, warmup_step_count
 from trainer.validation import Validation
 
@@ -137,9 +138,13 @@ class Trainer:
             # The initial weights come from rank 0; a seed of its own gives each rank its own dropout.
             tf.set_random_seed(seed + _SEED_STRIDE * self._ranks.rank)
         self._graph = tf.get_default_graph()
-        graph = build_training_graph(spec, self._ranks, samples)
+        shared = SharedVariables()
+        with shared.training():
+            graph = build_training_graph(spec, self._ranks, samples)
         self._train_op, self._training_network = graph.train_op, graph.network
-        self._validation = None if validation_dataset is None else Validation(spec, self._ranks)
+        with shared.validation():
+            self._validation = None if validation_dataset is None else Validation(spec, self._ranks)
+        shared.check()
         self._reporter = Reporter(self._ranks, metrics_dir) if does_log(self._ranks) else None
         if self._reporter is not None:
             before_last_words(self._reporter.clear_bar)
@@ -264,8 +269,11 @@ class Trainer:
             directory = str(spec.checkpoint_dir)
             # Not one of TensorFlow's cache, which writes the whole graph, arrays and all.
             events = tf.summary.FileWriter(directory)
-            due.append(SummaryHook(self._train_op, self._steps, events, scaffold, _SUMMARY_STEPS))
             checkpoints.choose(directory)
+            saver = others.saver_for(directory, self._training_graph.state, self._ranks.size)
+            if saver is not None:
+                scaffold = tf.train.Scaffold(saver=saver)
+            due.append(SummaryHook(self._train_op, self._steps, events, scaffold, _SUMMARY_STEPS))
             by_steps = spec.save_checkpoint_steps
             due.append(
                 checkpoints.CheckpointHook(
