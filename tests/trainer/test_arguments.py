@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow.compat.v2 as tf2
 
 import trainer
 from tests.trainer.launch import ROOT
@@ -173,6 +174,10 @@ COUNTS = [
     ("filter", lambda: _pairs(8).filter(lambda x, y: y > 0), -2),
     ("flat_map", lambda: _pairs(8).flat_map(lambda x, y: tf.data.Dataset.range(2)), -2),
     ("filter then take", lambda: _pairs(8).filter(lambda x, y: y > 0).take(2), -2),
+    ("second API", lambda: tf2.data.Dataset.range(9).shuffle(4).repeat(2).map(lambda x: x).prefetch(1), 18),
+    ("second API, options", lambda: tf2.data.Dataset.range(9).with_options(tf.data.Options()).take(4), 4),
+    ("enumerate", lambda: tf2.data.Dataset.from_tensors(1).repeat(5).enumerate(), 5),
+    ("scan", lambda: _pairs(8).apply(tf.data.experimental.scan(0, lambda s, e: (s, e))), 8),
     ("generator", lambda: tf.data.Dataset.from_generator(lambda: iter([1]), tf.int64).repeat(2), -2),
 ]
 
