@@ -32,9 +32,10 @@ OPTIONS = {
     "openmpi-sha256": "the checksum that archive must have",
     "mirror": "a URL prefix tried before the public download sites",
     "gpu": "auto, none or nccl",
+    "stack": "the training environment: tf1 (TensorFlow 1.15, Python 3.7) or tf2 (TensorFlow 2.15, Python 3.11)",
     "jobs": "parallel compiler processes",
     "wheelhouse": "a folder of wheels made elsewhere, for sites without a package index",
-    "python-archive": "a Python 3.7 archive for hosts that have none",
+    "python-archive": "an archive of the stack's Python for hosts that have none",
     "hostfile": "where to write the hostfile (default ./hostfile)",
     "script": "the training script on this machine; its folder goes to every host",
     "np": "number of ranks (default: all slots)",
@@ -104,7 +105,8 @@ def hosts(c, hosts=None, hosts_from=None, local=False, ssh_config=None, slots=No
 @task()
 def plan(  # type: ignore[no-untyped-def]
     c, hosts=None, hosts_from=None, local=False, ssh_config=None, slots=None, prefix=None, mpi=None,
-    openmpi_version=None, openmpi_source=None, openmpi_sha256=None, mirror=None, gpu="auto", jobs=None, json=False,
+    openmpi_version=None, openmpi_source=None, openmpi_sha256=None, mirror=None, gpu="auto", jobs=None, stack=None,
+    json=False,
 ):  # fmt: skip
     """Ask the hosts what they have and print what provision would do; nothing is changed."""
     cluster = select(
@@ -116,7 +118,7 @@ def plan(  # type: ignore[no-untyped-def]
         prefix=prefix,
     )
     options = console.provision_options(
-        cluster, mpi, openmpi_version, openmpi_source, openmpi_sha256, mirror, gpu, whole("jobs", jobs)
+        cluster, mpi, openmpi_version, openmpi_source, openmpi_sha256, mirror, gpu, whole("jobs", jobs), stack
     )
     with console.connections_to(cluster, paths.state_dir()) as connections:
         made, errors = console.make_plan(cluster, options, connections)
@@ -131,7 +133,7 @@ def plan(  # type: ignore[no-untyped-def]
 @task()
 def provision(  # type: ignore[no-untyped-def]
     c, hosts=None, hosts_from=None, local=False, ssh_config=None, slots=None, prefix=None, mpi=None,
-    openmpi_version=None, openmpi_source=None, openmpi_sha256=None, mirror=None, gpu="auto", jobs=None,
+    openmpi_version=None, openmpi_source=None, openmpi_sha256=None, mirror=None, gpu="auto", jobs=None, stack=None,
     wheelhouse=None, python_archive=None, hostfile="hostfile",
 ):  # fmt: skip
     """Give every host the same runtime and write the hostfile; run again to repair."""
@@ -144,7 +146,7 @@ def provision(  # type: ignore[no-untyped-def]
         prefix=prefix,
     )
     options = console.provision_options(
-        cluster, mpi, openmpi_version, openmpi_source, openmpi_sha256, mirror, gpu, whole("jobs", jobs)
+        cluster, mpi, openmpi_version, openmpi_source, openmpi_sha256, mirror, gpu, whole("jobs", jobs), stack
     )
     given = console.given_files(wheelhouse, python_archive, mirror)
     return console.provision(cluster, options, given, paths.state_dir(), hostfile)
@@ -159,7 +161,8 @@ def healthcheck(c, hosts=None, hosts_from=None, local=False, ssh_config=None, js
 
 @task(iterable=["env"])
 def train(  # type: ignore[no-untyped-def]
-    c, script=None, np=None, project=None, env=None, hosts=None, hosts_from=None, local=False, ssh_config=None,
+    c, script=None, np=None, project=None, env=None, stack=None, hosts=None, hosts_from=None, local=False,
+    ssh_config=None,
 ):  # fmt: skip
     """Run a training script on the cluster: fab train --script S --np N [-- script arguments]."""
     cluster = select(hosts=hosts, hosts_from=hosts_from, local=local, ssh_config=ssh_config, only_ready=True)
@@ -171,6 +174,7 @@ def train(  # type: ignore[no-untyped-def]
         project=project,
         env=env or [],
         args=words_after_dashes(),
+        stack=stack,
     )
 
 

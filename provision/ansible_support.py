@@ -118,7 +118,7 @@ def cluster_in(request: Request) -> tuple[Cluster, dict[str, str]]:
 
 def options_in(request: Request, cluster: Cluster) -> Options:
     given = request.options
-    made = console.provision_options(
+    return console.provision_options(
         cluster,
         given["openmpi_from"],
         given["openmpi_version"],
@@ -127,8 +127,8 @@ def options_in(request: Request, cluster: Cluster) -> Options:
         given["openmpi_mirror"],
         given["gpu"],
         given["openmpi_jobs"] or 0,
+        given["stack"],
     )
-    return replace(made, stack=given["stack"])
 
 
 def work_out(request: Request) -> Setting:
@@ -207,7 +207,7 @@ def plan(setting: Setting) -> dict[str, Any]:
     reply["single"] = len(run.plan.node_names) == 1
     reply["peers"] = mesh.peers_text(run.cluster, run.facts)
     reply["openmpi"] = {"version": run.options.mpi.version, "sha256": openmpi.mpi_digest(run)}
-    reply["python"] = {"version": stack.PYTHON_OF_STACK[run.options.stack][0]}
+    reply["python"] = {"version": stack.series(run)}
     return reply
 
 
@@ -276,10 +276,7 @@ def keep_openmpi(setting: Setting) -> dict[str, Any]:
 def runtime_files(setting: Setting) -> dict[str, Any]:
     """The wheelhouse, and for each platform its built wheels and the host that installs (and builds) first."""
     run = setting.run
-    version, abi = stack.PYTHON_OF_STACK[run.options.stack]
-    house = artifacts.wheelhouse(
-        run.options.stack, run.lock, python=version, abi=abi, given=run.given.wheelhouse
-    )
+    house = artifacts.wheelhouse(run.options.stack, run.lock, given=run.given.wheelhouse)
 
     def answer(group: Group, todo: list[str]) -> dict[str, Any]:
         built = paths.cache_dir() / BUILT / group.platform / "wheels"

@@ -23,7 +23,7 @@ from typing import IO, cast
 import zstandard
 
 from provision import paths
-from provision.errors import ArtifactError, PreconditionError
+from provision.errors import ArtifactError, PreconditionError, UsageError
 
 BLOCK_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 20.0
@@ -43,11 +43,23 @@ class Artifact:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """One row of the table of stacks. `sources` are the projects that the wheelhouse keeps as sources."""
+
+    name: str
+    python: str  # major.minor
+    abi: str
+    tensorflow: str  # its project's name in the stack's lock
+    gpu: bool  # whether that TensorFlow can use GPUs
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Lock:
-    """`scripts/artifacts.lock.json`: pinned files, and the projects of a stack that are kept as sources."""
+    """`scripts/artifacts.lock.json`: pinned files and the table of stacks."""
 
     artifacts: tuple[Artifact, ...]
-    sources: tuple[str, ...]
+    stacks: tuple[Stack, ...]
 
     def find(self, name: str, version: str | None = None) -> Artifact | None:
         """The artifact of that name; a version may be given in full or up to a dot (`3.7` finds `3.7.9`)."""
@@ -58,6 +70,13 @@ class Lock:
                 return artifact
         return None
 
+    def stack(self, name: str) -> Stack:
+        """The stack of that name; UsageError names those there are."""
+        for stack in self.stacks:
+            if stack.name == name:
+                return stack
+        raise UsageError(f"--stack is {name!r}, expected {' or '.join(stack.name for stack in self.stacks)}")
+
 
 def read_lock(path: Path | None = None) -> Lock:
     path = path or paths.scripts_dir() / LOCK_NAME
@@ -67,7 +86,18 @@ def read_lock(path: Path | None = None) -> Lock:
             Artifact(row["name"], row["version"], row["file"], row["sha256"], tuple(row.get("urls", ())))
             for row in raw["artifacts"]
         )
-        return Lock(pinned, tuple(raw["wheelhouse"]["sdists"]))
+        stacks = tuple(
+            Stack(
+                row["stack"],
+                row["python"],
+                row["abi"],
+                row["tensorflow"],
+                row["gpu"] == "yes",
+                tuple(row["sdists"]),
+            )
+            for row in raw["stacks"]
+        )
+        return Lock(pinned, stacks)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{path}: not a readable artifact lock: {error!r}") from error
 
@@ -220,15 +250,14 @@ def pip_platform(python: str, abi: str) -> list[str]:
     return [*words, "--platform", "linux_x86_64"]
 
 
-def wheelhouse(
-    stack: str, lock: Lock, *, python: str, abi: str, nccl: bool = False, given: Path | None = None
-) -> Path:
+def wheelhouse(stack: str, lock: Lock, *, nccl: bool = False, given: Path | None = None) -> Path:
     """A folder with everything the stack's environment is made of: wheels, sources, uv, the requirement locks.
 
     With `nccl` it also holds NVIDIA's NCCL, which Horovod is then built against. The folder is named by those
     locks' digest, so that a changed lock means a new folder. `given` is a folder the user filled (air-gapped
     sites); it must hold the very same locks.
     """
+    spec = lock.stack(stack)
     files = [paths.scripts_dir() / f"requirements-{stack}{part}.lock" for part in ("", "-build")]
     texts = [file.read_text("utf-8") for file in files]
     if given is not None:
@@ -240,7 +269,7 @@ def wheelhouse(
                     remedy="make it with this release",
                 )
         return given
-    key = hashlib.sha256("".join([*texts, python]).encode()).hexdigest()[:16]
+    key = hashlib.sha256("".join([*texts, spec.python]).encode()).hexdigest()[:16]
     folder = paths.cache_dir() / "wheelhouse"
     final = folder / f"{stack}-{key}"
     with locked(folder):
@@ -250,11 +279,12 @@ def wheelhouse(
             return final
         stage = folder / f".{stack}-{key}"  # kept when interrupted: pip skips the files that are there
         stage.mkdir(parents=True, exist_ok=True)
-        wheels, sources = split_lock("\n".join(texts), lock.sources)
+        wheels, sources = split_lock("\n".join(texts), spec.sources)
         (stage / "wheels.txt").write_text(wheels)
         (stage / "sources.txt").write_text(sources)
         words = ["--require-hashes", "--dest", str(stage)]
-        only_wheels = ["--only-binary=:all:", *pip_platform(python, abi), "-r", str(stage / "wheels.txt")]
+        platform = pip_platform(spec.python, spec.abi)
+        only_wheels = ["--only-binary=:all:", *platform, "-r", str(stage / "wheels.txt")]
         _pip([*words, *only_wheels], f"the {stack} wheels")
         # pip asks a source for its metadata before it keeps it; the controller's own setuptools answers.
         only_sources = ["--no-binary=:all:", "--no-build-isolation", "-r", str(stage / "sources.txt")]
@@ -311,15 +341,21 @@ def python_archive(
             if not target.is_file():
                 _pack(real, target, version)
         return target, sha256_of(target)
+    pack = (
+        f"on a machine that has Python {version} in a folder of its own: "
+        f"scripts/pack_python.sh --version={version} PYTHON OUT.tar.gz, then --python-archive OUT.tar.gz"
+    )
     if pinned is None:
-        raise ArtifactError(f"the lock names no Python {version}")
+        raise ArtifactError(
+            f"no Python {version} that can be packed was found on this machine, and no download of it is known",
+            remedy=pack,
+        )
     try:
         return _for_nodes(fetch(pinned, mirror=mirror, option="--python-archive"))
     except ArtifactError as error:
         raise ArtifactError(
             f"{error.message}\nno Python {version} was found on this machine either",
-            remedy=f"{error.remedy}; or on a machine that has Python {version}: "
-            "scripts/pack_python.sh PYTHON OUT.tar.gz, then --python-archive OUT.tar.gz",
+            remedy=f"{error.remedy}; or {pack}",
         ) from error
 
 

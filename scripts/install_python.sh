@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes sure that a Python for the TensorFlow 1.15 stack is here: a usable 3.7 that the machine has, else one unpacked
-# from an archive into PREFIX/python.
+# Makes sure that a Python for a stack is here: a usable one of that version that the machine has, else one unpacked from
+# an archive into PREFIX/python (3.7) or PREFIX/python-VERSION.
 #
-# Archives: python-build-standalone (python/install/...), or a plain installation tree with bin/python3.7 at its top
+# Archives: python-build-standalone (python/install/...), or a plain installation tree with bin/python3.N at its top
 # or in one folder (scripts/pack_python.sh makes one).
 set -Eeuo pipefail
 # shellcheck source=lib/common.sh
@@ -10,10 +10,10 @@ set -Eeuo pipefail
 
 usage() {
     cat <<'EOT'
-install_python.sh: a usable Python 3.7, the machine's own or one at PREFIX/python.
+install_python.sh: a usable Python 3.7 or 3.11, the machine's own or one under PREFIX.
 
   --prefix=DIR        root of the installation (default $HOME/local)
-  --version=V         default 3.7
+  --version=V         3.7 (default, for the stack tf1) or 3.11 (tf2)
   --archive=FILE      an installation tree (tar.gz, tar.xz, tar.zst); used only when no usable one is here
   --sha256=H          the archive's checksum
   --check             change nothing; say what would happen
@@ -43,8 +43,9 @@ main() {
     if [[ -n $ARCHIVE && ! -r $ARCHIVE ]]; then
         usage_error "--archive is '$ARCHIVE', expected a readable file"
     fi
-    [[ $VERSION != 3.7 ]] || x86_64_only
-    converge python
+    x86_64_only
+    COMPONENT=$(python_component "$VERSION")
+    converge "$COMPONENT"
     if [[ -n ${PY_PATH:-} && $PY_PROBLEM == ok ]]; then
         log "Python $PY_VERSION: $PY_PATH"
     fi
@@ -53,8 +54,7 @@ main() {
 
 x86_64_only() {
     [[ $(uname -m) == x86_64 ]] ||
-        die "$EX_UNAVAILABLE" "this machine is $(uname -m); TensorFlow 1.15 has packages for x86_64 only," \
-            "so the tf1 stack cannot be installed here"
+        die "$EX_UNAVAILABLE" "this machine is $(uname -m); the stacks' packages are for x86_64 only"
 }
 
 is_current() { find_python "$VERSION"; }
@@ -63,13 +63,23 @@ preconditions() {
     [[ -n $ARCHIVE ]] ||
         die "$EX_UNAVAILABLE" "no usable Python $VERSION here and no --archive was given; looked at:" \
             "${PY_REJECTED:-no candidate at all}"$'\n'"install Python $VERSION with its headers, or give --archive=FILE" \
-            "($(artifact python 3.7.9 file || true), or what pack_python.sh makes on a machine that has it)"
+            "($(known_archive)what pack_python.sh --version=$VERSION makes on a machine that has it)"
     need tar sha256sum flock mktemp
     need_space "$PREFIX" 400 "Python $VERSION"
 }
 
+# known_archive: the name of the pinned archive of that version and `, or `; nothing where none is pinned.
+known_archive() {
+    local line
+    while IFS= read -r line; do
+        if [[ $line =~ \"name\":\ \"python\",\ \"version\":\ \"(${VERSION/./\\.}\.[0-9]+)\" ]]; then
+            printf '%s, or ' "$(artifact python "${BASH_REMATCH[1]}" file)"
+        fi
+    done <"$RM_LOCK_JSON"
+}
+
 install() {
-    local new=$STAGE/new/python found
+    local new=$STAGE/new/$COMPONENT found
     [[ -z ${OPT[sha256]:-} ]] || verify "$ARCHIVE" "${OPT[sha256]}"
     unpack "$ARCHIVE" "$STAGE/unpacked"
     found=$(find "$STAGE/unpacked" -maxdepth 4 -path "*/bin/python$VERSION" | sort | head -n 1)
@@ -86,7 +96,7 @@ install() {
         "$(json_text "$PY_VERSION")" "$(json_text "$(sha256_of "$ARCHIVE")")" \
         "$(json_text "$(printf 'python\n%s\n' "$(sha256_of "$ARCHIVE")" | sha256_text)")" >"$new/.ringmaster.json"
     place "$new"
-    find_python "$VERSION" || die 1 "the Python just installed at $PREFIX/python is not usable: $PY_REJECTED"
+    find_python "$VERSION" || die 1 "the Python just installed at $PREFIX/$COMPONENT is not usable: $PY_REJECTED"
 }
 
 main "$@"

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Makes the virtual environment PREFIX/stacks/tf1: TensorFlow 1.15 and what goes with it, at the exact versions of
-# requirements-tf1.lock, with Horovod and mpi4py built against the Open MPI at PREFIX/openmpi. Needs no network.
+# Makes the virtual environment PREFIX/stacks/STACK: TensorFlow and what goes with it, at the exact versions of
+# requirements-STACK.lock, with Horovod and mpi4py built against the Open MPI at PREFIX/openmpi. Needs no network.
+# What differs between stacks is their line in artifacts.lock.json: the Python, the name of TensorFlow's package, the C++
+# that its headers are written in, whether it uses GPUs.
 #
-# WHEELHOUSE holds: every wheel of requirements-tf1.lock and requirements-tf1-build.lock (cmake, ninja, setuptools,
-# wheel: so a C++ compiler is all that the node must have), the sdists of gast, horovod and mpi4py, and the program
-# `uv`. The locks beside this script count; every file is checked against them.
+# WHEELHOUSE holds: every wheel of requirements-STACK.lock and requirements-STACK-build.lock (cmake, ninja, setuptools,
+# wheel: so a C++ compiler is all that the node must have), the sdists of horovod, mpi4py and what else has no wheel,
+# and the program `uv`. The locks beside this script count; every file is checked against them.
 #
 # Horovod's and mpi4py's own wheels go to BUILT-WHEELS/<key>/. The key names everything that decides what is in them:
 # their sources, Open MPI's digest, the Python ABI, the TensorFlow version, the flags, the operating system, glibc,
@@ -13,9 +15,9 @@ set -Eeuo pipefail
 # shellcheck source=lib/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib/common.sh"
 
-readonly PYTHON_SERIES=3.7
 readonly BUILT_HERE=(horovod mpi4py)
 # Horovod's controllers and frameworks; the machine's own architecture flags are left out, since the wheels travel.
+# Its build takes the C++ standard from the TensorFlow it finds.
 readonly BUILD_FLAGS=(
     HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_MPI=1
     HOROVOD_WITHOUT_GLOO=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
@@ -26,11 +28,12 @@ usage() {
 install_runtime.sh: the environment of training programs at PREFIX/stacks/STACK.
 
   --prefix=DIR        root of the installation (default $HOME/local); Open MPI must be there already
-  --stack=NAME        tf1
+  --stack=NAME        tf1 (default; TensorFlow 1.15, Python 3.7) or tf2 (TensorFlow 2.15 for CPUs, Python 3.11)
   --wheelhouse=DIR    wheels, sdists and the program uv (see the head of this script)
   --built-wheels=DIR  Horovod and mpi4py wheels, by key: used if the key fits, else built into it
   --gpu=MODE          none; nccl: build Horovod's NCCL operations (CUDA toolkit and NCCL needed here);
-                      auto (default): nccl where a GPU, the toolkit and NCCL are found, else none
+                      auto (default): nccl where a GPU, the toolkit and NCCL are found, else none;
+                      a stack for CPUs takes none only
   --jobs=N            parallel compilers (default: one per core)
   --check             change nothing; say what would happen
   --lock-timeout=S    seconds to wait for another run (default 1800)
@@ -51,8 +54,18 @@ main() {
     set_prefix
     STACK=${OPT[stack]:-tf1}
     GPU=${OPT[gpu]:-auto}
-    one_of stack "$STACK" tf1
+    local known
+    mapfile -t known < <(stacks)
+    one_of stack "$STACK" "${known[@]}"
     one_of gpu "$GPU" auto none nccl
+    PYTHON_SERIES=$(stack_field "$STACK" python)
+    ABI=$(stack_field "$STACK" abi)
+    CXX_STANDARD=$(stack_field "$STACK" cxx)
+    TENSORFLOW=$(normal "$(stack_field "$STACK" tensorflow)")
+    if [[ $(stack_field "$STACK" gpu) != yes && $GPU != none ]]; then
+        [[ $GPU == auto ]] || usage_error "--gpu is '$GPU', but the stack $STACK is for CPUs (${TENSORFLOW/_/-})"
+        GPU=none
+    fi
     if [[ -n ${OPT[jobs]:-} ]]; then
         whole_number jobs "${OPT[jobs]}"
         ((OPT[jobs] > 0)) || usage_error "--jobs is 0, expected at least 1"
@@ -78,15 +91,15 @@ main() {
 
 want() {
     [[ $(uname -m) == x86_64 ]] ||
-        die "$EX_UNAVAILABLE" "this machine is $(uname -m); TensorFlow 1.15 has packages for x86_64 only"
+        die "$EX_UNAVAILABLE" "this machine is $(uname -m); the packages of the stack $STACK are for x86_64 only"
     if ! OPENMPI_DIGEST=$(json_field "$OPENMPI/.ringmaster.json" digest); then
         OPENMPI_DIGEST=none
         is_check || die "$EX_UNAVAILABLE" "no Open MPI made by install_openmpi.sh at $OPENMPI; run install_openmpi.sh --prefix=$PREFIX first"
     fi
     read_lock
     resolve_gpu
-    BASE_KEY=$(printf '%s\n' "${HASHES[horovod]}" "${HASHES[mpi4py]}" "$OPENMPI_DIGEST" "cp${PYTHON_SERIES/./}m" \
-        "tensorflow ${VERSIONS[tensorflow]}" "numpy ${VERSIONS[numpy]}" "${BUILD_FLAGS[*]}" "gpu $GPU $(cuda_version)" \
+    BASE_KEY=$(printf '%s\n' "${HASHES[horovod]}" "${HASHES[mpi4py]}" "$OPENMPI_DIGEST" "$ABI" \
+        "tensorflow ${VERSIONS[$TENSORFLOW]}" "numpy ${VERSIONS[numpy]}" "${BUILD_FLAGS[*]}" "gpu $GPU $(cuda_version)" \
         "$(uname -m) $(os_name) glibc$(glibc_version)" | sha256_text)
     BASE_KEY=${BASE_KEY:0:24}
     DIGEST=$(printf '%s\n' "$STACK" "$BASE_KEY" "$(sha256_of "$LOCK")" | sha256_text)
@@ -213,7 +226,7 @@ distributions_fit() {
 
 preconditions() {
     find_python "$PYTHON_SERIES" ||
-        die "$EX_UNAVAILABLE" "no usable Python $PYTHON_SERIES here; run install_python.sh first. Looked at:"$'\n'"$PY_REJECTED"
+        die "$EX_UNAVAILABLE" "no usable Python $PYTHON_SERIES here; run install_python.sh --version=$PYTHON_SERIES first. Looked at:"$'\n'"$PY_REJECTED"
     need flock mktemp sha256sum awk tar gzip
     [[ -n $WHEELHOUSE ]] || usage_error "the stack must be installed, and that wants --wheelhouse=DIR"
     [[ -x $WHEELHOUSE/uv ]] || die "$EX_UNAVAILABLE" "$WHEELHOUSE holds no program uv; fill it again on the controller"
@@ -228,7 +241,7 @@ preconditions() {
             die "$EX_UNAVAILABLE" "Horovod must be built here (no wheels with key $BASE_KEY${BUILT:+ in $BUILT}), but there is no" \
                 "${tools[*]}; $(install_command "${tools[@]}"), or build on another node of this platform and bring its wheels"
         need_compiler c
-        need_compiler c++
+        need_compiler c++ "$CXX_STANDARD"
         [[ -z $GPU_MISSING ]] || die "$EX_UNAVAILABLE" "--gpu=nccl wants $GPU_MISSING; install them, or use --gpu=none"
     fi
     need_space "$PREFIX" 2500 "the $STACK stack"
@@ -276,11 +289,11 @@ install() {
     step "creating the environment with Python $PY_VERSION" \
         "$WHEELHOUSE/uv" venv --quiet --relocatable --prompt "$STACK" --python "$PY_PATH" "$NEW"
     link_python
-    # gast comes as source only, and its build wants setuptools in place.
+    # What comes as source only (gast of tf1) wants setuptools in place for its build.
     split_lock setuptools wheel >"$STAGE/first.txt"
     split_lock "!" setuptools wheel "${BUILT_HERE[@]}" >"$STAGE/second.txt"
     pip_install "installing the build base" --require-hashes -r "$STAGE/first.txt"
-    pip_install "installing TensorFlow ${VERSIONS[tensorflow]} and its packages" --require-hashes -r "$STAGE/second.txt"
+    pip_install "installing TensorFlow ${VERSIONS[$TENSORFLOW]} and its packages" --require-hashes -r "$STAGE/second.txt"
     if [[ -n $NCCL_WHEEL ]]; then
         check_nccl_wheel
         pip_install "installing NCCL" "$NCCL_WHEEL"
@@ -295,7 +308,7 @@ install() {
         log "the wheels of $reused do not do what their key says; they are built again"
         remove_tree "$reused"
         need_compiler c
-        need_compiler c++
+        need_compiler c++ "$CXX_STANDARD"
         build_wheels
         install_wheels
         verify_stack || failed "checking the stack" 1 "$STAGE/log"
@@ -325,7 +338,9 @@ link_python() {
         fi
     done
     # In the stage the same relative path leads elsewhere; this link stands in for it and goes away with the stage.
-    ln -sfn "$PREFIX/python" "$STAGE/python"
+    local component=${PY_PATH#"$PREFIX/"}
+    component=${component%%/*}
+    ln -sfn "$PREFIX/$component" "$STAGE/$component"
 }
 
 # split_lock [!] NAME...: those packages' part of the lock, or with ! all but those.
@@ -440,7 +455,9 @@ if not library.startswith("Open MPI v" + sys.argv[1] + ","):
     sys.exit("mpi4py loads %r, expected Open MPI v%s" % (library[:40], sys.argv[1]))
 if not horovod.tensorflow.mpi_built():
     sys.exit("Horovod was built without MPI")
-' "$mpi" >>"$STAGE/log" 2>&1
+if tensorflow.__version__ != sys.argv[2]:
+    sys.exit("this is TensorFlow %s, expected %s" % (tensorflow.__version__, sys.argv[2]))
+' "$mpi" "${VERSIONS[$TENSORFLOW]}" >>"$STAGE/log" 2>&1
 }
 
 write_marker() {

@@ -10,9 +10,9 @@ set -Eeuo pipefail
 
 usage() {
     cat <<'EOT'
-pack_python.sh PYTHON OUT.tar.gz: pack the installation of the interpreter PYTHON (x86-64, 3.7).
+pack_python.sh PYTHON OUT.tar.gz: pack the installation of the interpreter PYTHON (x86-64).
 
-  --version=V         the version it must have (default 3.7)
+  --version=V         the version it must have: 3.7 (default, for the stack tf1) or 3.11 (tf2)
 
 Needs patchelf where PYTHON uses shared libraries outside its own folder.
 Standard output: changed. Exit status: 0 done, 64 usage, 69 something is missing or will not do, else failed.

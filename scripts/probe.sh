@@ -311,8 +311,8 @@ executable = sys.executable
 base = getattr(sys, "base_prefix", sys.prefix)
 if base != sys.prefix:
     executable = os.path.join(base, "bin", "python%d.%d" % sys.version_info[:2])
-if sys.version_info[:2] != tuple(int(part) for part in sys.argv[1].split(".")[:2]):
-    problem = "version %s, expected %s" % (version, sys.argv[1])
+if "%d.%d" % sys.version_info[:2] not in sys.argv[1:]:
+    problem = "version %s, expected %s" % (version, " or ".join(sys.argv[1:]))
 elif platform.machine() != "x86_64" or sys.maxsize < 2 ** 32:
     problem = "%s %s-bit, expected x86_64 64-bit" % (platform.machine(), 64 if sys.maxsize > 2 ** 32 else 32)
 else:
@@ -330,10 +330,13 @@ else:
 print("%s\n%s\n%s" % (version, executable, problem))
 '
 
+# The Pythons of the stacks in artifacts.lock.json, which is not here (a test compares them).
+readonly PYTHON_SERIES=(3.7 3.11)
+
 python_candidates() {
-    local path dir seen=: version=3.7
-    {
-        printf '%s\n' "$PREFIX/python/bin/python$version"
+    local path dir seen=: version
+    for version in "${PYTHON_SERIES[@]}"; do
+        printf '%s\n' "$PREFIX"/python*/bin/"python$version"
         local IFS=:
         for dir in $PATH; do
             printf '%s\n' "$dir/python$version" "$dir/python3"
@@ -342,7 +345,7 @@ python_candidates() {
         done
         printf '%s\n' "$HOME/.pyenv/versions/$version".*/bin/"python$version" "/usr/local/bin/python$version" \
             "/usr/bin/python$version" /opt/*/bin/"python$version" "/opt/python/cp${version/./}"-*/bin/"python$version"
-    } | while IFS= read -r path; do
+    done | while IFS= read -r path; do
         [[ -x $path && ! -d $path && $seen != *":$path:"* ]] || continue
         seen+=$path:
         printf '%s\n' "$path"
@@ -354,7 +357,7 @@ pythons_json() {
     while IFS= read -r candidate; do
         [[ -n $candidate ]] || continue
         version="" path=$candidate problem="does not run"
-        if out=$(cd / && timeout 10 "$candidate" -I -c "$PYTHON_JUDGE" 3.7 2>/dev/null); then
+        if out=$(cd / && timeout 10 "$candidate" -I -c "$PYTHON_JUDGE" "${PYTHON_SERIES[@]}" 2>/dev/null); then
             { IFS= read -r version && IFS= read -r path && IFS= read -r problem; } <<<"$out" || true
         fi
         # Several names of one interpreter are one.

@@ -16,12 +16,15 @@ from provision.errors import ArtifactError, RingmasterError
 from provision.plan import CONTROLLER, Group
 from provision.steps import CHANGED, UNCHANGED
 
-PYTHON_OF_STACK = {"tf1": ("3.7", "cp37m")}
+
+def series(run: Run) -> str:
+    """The stack's Python as major.minor."""
+    return run.lock.stack(run.options.stack).python
 
 
 def step_python(run: Run, group: Group) -> None:
     """An interpreter of the stack's version where the node has none."""
-    version, _ = PYTHON_OF_STACK[run.options.stack]
+    version = series(run)
     basic = [f"--version={version}"]
     todo = run.outdated(group, "python", lambda node: basic)
     if not todo:
@@ -41,11 +44,12 @@ def step_python(run: Run, group: Group) -> None:
 
 def python_archive(run: Run, platform: str) -> tuple[Path, str]:
     """(archive, sha256) of an interpreter for that platform: this machine's own when it is of the same platform."""
-    version, _ = PYTHON_OF_STACK[run.options.stack]
+    version = series(run)
     own = None
     if run.controller is not None and run.controller.platform == platform:
+        # One of the operating system's own has no folder that could be packed.
         usable = [
-            p for p in run.controller.pythons or () if p.usable and f"{p.version}".startswith(f"{version}.")
+            p for p in run.controller.usable_pythons(version) if Path(p.path).parent != Path("/usr/bin")
         ]
         own = Path(usable[0].path) if usable else None
     return artifacts.python_archive(
@@ -55,6 +59,8 @@ def python_archive(run: Run, platform: str) -> tuple[Path, str]:
 
 def wants_nccl(run: Run, nodes: Sequence[Node]) -> bool:
     """Whether Horovod is to be built with NCCL: asked for, or by itself where a node has a GPU and a CUDA toolkit."""
+    if not run.lock.stack(run.options.stack).gpu:
+        return False
     if run.options.gpu != "auto":
         return run.options.gpu == "nccl"
     return any(run.facts[node.name].gpus and run.facts[node.name].cuda for node in nodes)
@@ -68,10 +74,7 @@ def step_runtime(run: Run, group: Group) -> None:
     if not todo:
         return
     try:
-        version, abi = PYTHON_OF_STACK[stack]
-        house = artifacts.wheelhouse(
-            stack, run.lock, python=version, abi=abi, nccl=wants_nccl(run, todo), given=run.given.wheelhouse
-        )
+        house = artifacts.wheelhouse(stack, run.lock, nccl=wants_nccl(run, todo), given=run.given.wheelhouse)
         built = paths.cache_dir() / BUILT / group.platform / "wheels"
         built.mkdir(parents=True, exist_ok=True)
         first = next((node for node in todo if node.name == group.builder), todo[0])
@@ -134,7 +137,7 @@ def keep_built(packed: Path, key: str, built: Path) -> None:
 
 def build_wheels_here(run: Run, group: Group, house: Path, built: Path) -> None:
     """Fill the cache of built wheels on this machine, for nodes of its platform that cannot compile."""
-    version, _ = PYTHON_OF_STACK[run.options.stack]
+    version = series(run)
     with controller_builder(run, group.platform) as me:
         if run.installer.run(me, "python", [f"--version={version}"], check=True) != UNCHANGED:
             archive, digest = python_archive(run, group.platform)

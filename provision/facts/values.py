@@ -146,6 +146,10 @@ class NodeFacts:
     def gpu_count(self) -> int | None:
         return None if self.gpus is None else len(self.gpus)
 
-    @property
-    def usable_python(self) -> Python | None:
-        return next((python for python in self.pythons or () if python.usable), None)
+    def usable_pythons(self, series: str) -> tuple[Python, ...]:
+        """The interpreters of that major.minor that a stack can be made with, best first."""
+        return tuple(
+            python
+            for python in self.pythons or ()
+            if python.usable and f"{python.version}.".startswith(f"{series}.")
+        )

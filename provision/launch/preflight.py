@@ -81,6 +81,7 @@ def problems(
     head = answers.get(cluster.head.name)
     version = (cluster.mpi or {}).get("version") or (head.facts.get("openmpi", "") if head else "")
     stack = head.facts.get("stack", "") if head else ""
+    of_stack = f"run `fab provision --stack {cluster.stack}`"
     for name, answer in answers.items():
         if answer.status != 0:
             found.append((name, *_no_answer(cluster, answer)))
@@ -91,11 +92,14 @@ def problems(
             if got.startswith("broken: "):
                 what = f"its Open MPI is {got}"
             found.append((name, what, _PROVISION))
-        if not answer.facts.get("python", "").startswith(("2.", "3.")):
-            found.append((name, f"the {cluster.stack} stack's python does not run", _PROVISION))
+        python = answer.facts.get("python", "")
+        if python == "missing":
+            found.append((name, f"the stack {cluster.stack} is not installed", of_stack))
+        elif not python.startswith(("2.", "3.")):
+            found.append((name, f"the {cluster.stack} stack's python does not run", of_stack))
         elif answer.facts.get("stack", "") != stack:
             shown = answer.facts.get("stack", "")[:12] or "none"
-            found.append((name, f"stack {shown}, expected {stack[:12] or 'none'} as on the head", _PROVISION))
+            found.append((name, f"stack {shown}, expected {stack[:12] or 'none'} as on the head", of_stack))
         if project_digest is not None and answer.facts.get("project") != f"ok {project_digest}":
             found.append((name, _project_words(answer.facts.get("project", "unknown")), _AGAIN))
     return found

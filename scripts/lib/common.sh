@@ -242,9 +242,9 @@ need() {
     die "$EX_UNAVAILABLE" "missing here: ${missing[*]}; $(install_command "${missing[@]}")"
 }
 
-# need_compiler c|c++: a compiler that compiles and links a program, headers included.
+# need_compiler c|c++ [STANDARD]: a compiler that compiles and links a program, headers included.
 need_compiler() {
-    local language=$1 compiler header=stdio.h
+    local language=$1 standard=${2:+-std=$2} compiler header=stdio.h
     if [[ $language == c ]]; then
         compiler=${CC:-$(first_of gcc cc)} || need gcc
     else
@@ -252,8 +252,8 @@ need_compiler() {
         header=cstdio
     fi
     if ! printf '#include <%s>\nint main(void) { return 0; }\n' "$header" |
-        "$compiler" -x "$language" - -o /dev/null >/dev/null 2>&1; then
-        die "$EX_UNAVAILABLE" "$compiler cannot compile a program that includes <$header>;" \
+        "$compiler" ${standard:+"$standard"} -x "$language" - -o /dev/null >/dev/null 2>&1; then
+        die "$EX_UNAVAILABLE" "$compiler cannot compile a program that includes <$header>${2:+ as $2};" \
             "$(install_command "$([[ $language == c ]] && echo gcc || echo g++)" libc-headers)"
     fi
 }
@@ -489,6 +489,26 @@ artifact() {
     return 1
 }
 
+# stack_field STACK FIELD: a text field of that stack's line in artifacts.lock.json; fails when there is no such line.
+stack_field() {
+    local line
+    while IFS= read -r line; do
+        [[ $line == *"{\"stack\": \"$1\""* ]] || continue
+        [[ $line =~ \"$2\":\ \"([^\"]*)\" ]] || return 1
+        printf '%s' "${BASH_REMATCH[1]}"
+        return 0
+    done <"$RM_LOCK_JSON"
+    return 1
+}
+
+# stacks: the names of all stacks, one a line.
+stacks() {
+    local line
+    while IFS= read -r line; do
+        [[ ! $line =~ \{\"stack\":\ \"([^\"]*)\" ]] || printf '%s\n' "${BASH_REMATCH[1]}"
+    done <"$RM_LOCK_JSON"
+}
+
 # json_field FILE KEY: the text value of a top-level key of one of our own markers (one key a line); else fails.
 json_field() {
     local line
@@ -631,7 +651,7 @@ EOF_ENV
 manifest_text() {
     local marker component first=1 undo=""
     printf '{\n"schema": 1,\n"components": {'
-    for component in openmpi python stacks/tf1 stacks/tf2 ssh; do
+    for component in openmpi python python-3.11 stacks/tf1 stacks/tf2 ssh; do
         marker=$PREFIX/$component/.ringmaster.json
         [[ -r $marker ]] || continue
         ((first)) || printf ','
@@ -642,7 +662,7 @@ manifest_text() {
             undo=$(json_field "$marker" undo) || undo=""
         fi
     done
-    printf '},\n"undo": {"paths": ["openmpi", "python", "stacks", "ssh", "libexec", "projects", "env.sh",'
+    printf '},\n"undo": {"paths": ["openmpi", "python", "python-3.11", "stacks", "ssh", "libexec", "projects", "env.sh",'
     printf ' "manifest.json", ".ringmaster"], "authorized_keys_comment": '
     if [[ -n $undo ]]; then printf '"%s"' "$undo"; else printf 'null'; fi
     printf '}\n}\n'
@@ -674,8 +694,8 @@ openmpi_version() {
     printf '%s' "${BASH_REMATCH[1]}"
 }
 
-# The judge of a Python for a TensorFlow 1.15 stack: prints version, then the real executable, then `ok` or the
-# problem. It runs on any Python.
+# The judge of a Python for a stack, given the major.minor that will do: prints version, then the real executable, then
+# `ok` or the problem. It runs on any Python.
 # shellcheck disable=SC2016
 readonly PYTHON_JUDGE='
 import os, platform, sys
@@ -685,8 +705,8 @@ executable = sys.executable
 base = getattr(sys, "base_prefix", sys.prefix)
 if base != sys.prefix:
     executable = os.path.join(base, "bin", "python%d.%d" % sys.version_info[:2])
-if sys.version_info[:2] != tuple(int(part) for part in sys.argv[1].split(".")[:2]):
-    problem = "version %s, expected %s" % (version, sys.argv[1])
+if "%d.%d" % sys.version_info[:2] not in sys.argv[1:]:
+    problem = "version %s, expected %s" % (version, " or ".join(sys.argv[1:]))
 elif platform.machine() != "x86_64" or sys.maxsize < 2 ** 32:
     problem = "%s %s-bit, expected x86_64 64-bit" % (platform.machine(), 64 if sys.maxsize > 2 ** 32 else 32)
 else:
@@ -713,12 +733,18 @@ judge_python() {
     { IFS= read -r PY_VERSION && IFS= read -r PY_PATH && IFS= read -r PY_PROBLEM; } <<<"$text" || return 0
 }
 
+# python_component VERSION (major.minor): the folder under the prefix for an interpreter that was brought along. Each
+# version has one of its own, since stacks of several versions lie side by side.
+python_component() {
+    if [[ $1 == 3.7 ]]; then printf 'python'; else printf 'python-%s' "$1"; fi
+}
+
 # python_candidates VERSION (major.minor): paths where one may be, best first, each once.
 python_candidates() {
     local version=$1 path dir seen=:
     local home=${HOME:-/nonexistent}
     {
-        printf '%s\n' "$PREFIX/python/bin/python$version"
+        printf '%s\n' "$PREFIX/$(python_component "$version")/bin/python$version"
         local IFS=:
         for dir in $PATH; do
             printf '%s\n' "$dir/python$version" "$dir/python3"

@@ -24,6 +24,15 @@ openmpi_version() {
     done
 }
 
+# The version of the stack's Python, `missing`, or what it says instead of one.
+python_version() {
+    if [[ -d $1 ]]; then
+        "$1/bin/python" -c 'import platform as p; print(p.python_version())' 2>&1 | tail -n 1
+    else
+        printf 'missing'
+    fi
+}
+
 # A digest of the package versions that install_runtime.sh wrote down: the same on every platform.
 stack_digest() {
     [[ -r $1 ]] || return 0
@@ -62,8 +71,7 @@ main() {
     printf 'uid=%s\n' "$(id -u)"
     printf 'prefix=%s\n' "$prefix"
     printf 'openmpi=%s\n' "$(openmpi_version)"
-    printf 'python=%s\n' "$("$prefix/stacks/$stack/bin/python" -c 'import platform as p; print(p.python_version())' 2>&1 |
-        tail -n 1)"
+    printf 'python=%s\n' "$(python_version "$prefix/stacks/$stack")"
     printf 'stack=%s\n' "$(stack_digest "$prefix/stacks/$stack/.ringmaster.json")"
     printf 'gpus=%s\n' "$(gpu_count)"
     printf 'ptrace_scope=%s\n' "$(cat "$ptrace" 2>/dev/null || echo 0)"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from provision import artifacts
 from provision.facts import parse_facts
 from tests.scripts.conftest import SCRIPTS, Site, path_without
 
@@ -146,6 +147,13 @@ def test_the_judge_of_pythons_is_the_installers_own(site: Site) -> None:
     assert judges[0] is not None
     assert judges[1] is not None
     assert judges[0].group(1) == judges[1].group(1)
+
+
+def test_the_probe_looks_for_the_pythons_of_all_stacks(site: Site) -> None:
+    """It travels without the table of stacks."""
+    found = re.search(r"readonly PYTHON_SERIES=\((.*)\)\n", (SCRIPTS / "probe.sh").read_text())
+    assert found is not None
+    assert found[1].split() == [stack.python for stack in artifacts.read_lock().stacks]
 
 
 @pytest.mark.parametrize("words", [["--prefix=relative"], ["--what"], ["--prefix"]])

@@ -41,6 +41,7 @@ VARIABLES = {
     "mirror": "openmpi_mirror",
     "gpu": "runtime_gpu",
     "jobs": "openmpi_jobs",
+    "stack": "cluster_stack",
     "wheelhouse": "runtime_wheelhouse",
     "python_archive": "python_archive",
     "hostfile": "cluster_hostfile",

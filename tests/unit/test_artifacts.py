@@ -17,7 +17,7 @@ import zstandard
 
 from provision import artifacts, paths
 from provision.artifacts import Artifact, Lock
-from provision.errors import ArtifactError
+from provision.errors import ArtifactError, UsageError
 
 CONTENT = b"an archive" * 1000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -125,12 +125,34 @@ def test_the_shipped_lock_pins_what_the_product_fetches() -> None:
     assert openmpi.sha256 == "b25c044124cc859c0b4e6e825574f9439a51683af1950f6acda1951f5ccdf06c"
     assert all(len(artifact.sha256) == 64 for artifact in lock.artifacts)
     assert all(url.startswith("https://") for artifact in lock.artifacts for url in artifact.urls)
-    wheels, sources = artifacts.split_lock(
-        (paths.scripts_dir() / "requirements-tf1.lock").read_text(), lock.sources
-    )
-    assert "horovod==0.28.1" in sources
-    assert "tensorflow==1.15.0" in wheels
+
+
+@pytest.mark.parametrize(
+    ("name", "python", "tensorflow"),
+    [("tf1", "3.7", "tensorflow==1.15.0"), ("tf2", "3.11", "tensorflow-cpu==2.15.1")],
+)
+def test_each_stack_has_a_lock_of_wheels_and_sources(name: str, python: str, tensorflow: str) -> None:
+    stack = artifacts.read_lock().stack(name)
+    assert (stack.python, tensorflow.partition("==")[0]) == (python, stack.tensorflow)
+    texts = [(paths.scripts_dir() / f"requirements-{name}{part}.lock").read_text() for part in ("", "-build")]
+    wheels, sources = artifacts.split_lock("\n".join(texts), stack.sources)
+    assert {line.partition("==")[0] for line in sources.splitlines() if "==" in line} == set(stack.sources)
+    assert {"horovod", "mpi4py"} <= set(stack.sources)
+    assert tensorflow in wheels
     assert all("--hash=sha256:" in part for part in (wheels, sources))
+
+
+def test_an_unknown_stack_is_a_usage_error_that_names_the_others() -> None:
+    with pytest.raises(UsageError, match="--stack is 'tf3', expected tf1 or tf2"):
+        artifacts.read_lock().stack("tf3")
+
+
+def test_a_python_that_is_nowhere_says_how_to_bring_one() -> None:
+    """No download of 3.11 is pinned: a checksum that nobody could verify would be worse than none."""
+    with pytest.raises(ArtifactError) as caught:
+        artifacts.python_archive("3.11", artifacts.read_lock(), own=None, mirror=None, file=None)
+    assert "scripts/pack_python.sh --version=3.11 PYTHON OUT.tar.gz" in str(caught.value)
+    assert "--python-archive OUT.tar.gz" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"artifacts": [{}]}', "not json"])
@@ -145,7 +167,7 @@ def test_a_given_wheelhouse_must_hold_the_same_lock(tmp_path: Path) -> None:
     lock = artifacts.read_lock()
     (tmp_path / "requirements-tf1.lock").write_text(json.dumps("another"))
     with pytest.raises(ArtifactError, match=r"requirements-tf1\.lock"):
-        artifacts.wheelhouse("tf1", lock, python="3.7", abi="cp37m", given=tmp_path)
+        artifacts.wheelhouse("tf1", lock, given=tmp_path)
 
 
 def test_a_zstd_archive_reaches_the_nodes_as_gzip(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from provision.cluster import Cluster, Node
 from provision.console import provision_options
-from provision.errors import ArtifactError
+from provision.errors import ArtifactError, UsageError
 from provision.plan import MpiChoice
 
 CLUSTER = Cluster((Node("h1", "h1"),))
@@ -42,6 +42,37 @@ def test_a_file_with_another_checksum_is_refused(tmp_path: Path) -> None:
     source.write_bytes(b"an archive")
     with pytest.raises(ArtifactError, match="expected " + "0" * 64):
         choice(CLUSTER, source, "0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("saved", "given", "expected"),
+    [
+        (None, None, ("tf1", "3.7", True)),
+        (None, "tf2", ("tf2", "3.11", False)),
+        ("tf2", None, ("tf2", "3.11", False)),
+        ("tf2", "tf1", ("tf1", "3.7", True)),
+    ],
+    ids=["default", "asked for", "as it was", "another one"],
+)
+def test_a_cluster_keeps_its_stack_until_another_is_named(
+    saved: str | None, given: str | None, expected: tuple[str, str, bool]
+) -> None:
+    cluster = replace(CLUSTER, stack=saved)
+    options = provision_options(cluster, "wheel", None, None, None, None, "auto", None, given)
+    assert (options.stack, options.python, options.uses_gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("stack", "gpu", "words"),
+    [
+        ("tf3", "auto", r"--stack is 'tf3', expected tf1 or tf2"),
+        ("tf2", "nccl", r"the stack tf2 is for CPUs \(tensorflow-cpu\)"),
+    ],
+    ids=["unknown", "no GPUs"],
+)
+def test_a_stack_that_will_not_do_is_refused(stack: str, gpu: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        provision_options(CLUSTER, "wheel", None, None, None, None, gpu, None, stack)
 
 
 def test_a_file_given_for_a_pinned_version_must_be_the_pinned_one(tmp_path: Path) -> None:

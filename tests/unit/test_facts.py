@@ -70,8 +70,12 @@ def test_a_recorded_answer() -> None:
     assert [key.split()[0] for key in got.host_keys or ()] == ["ssh-ed25519"]
     assert got.tools["cc"] == "cc (Debian 12.2.0-14+deb12u1) 12.2.0"
     assert got.pythons is not None
-    assert got.pythons[0].problem == "version 3.11.2, expected 3.7"
-    assert got.usable_python is None
+    assert got.pythons[0].problem == "version 3.12.1, expected 3.7 or 3.11"
+    assert [python.path for python in got.usable_pythons("3.11")] == [
+        "/usr/bin/python3",
+        "/usr/bin/python3.11",
+    ]
+    assert got.usable_pythons("3.7") == got.usable_pythons("3.1") == ()
     assert (got.openmpi, dict(got.stacks), got.manifest, dict(got.unknown)) == (None, {}, None, {})
     assert hash(got.ssh_server) == hash(SshServer(got.ssh_server.address, 22))
 

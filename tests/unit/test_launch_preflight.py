@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +73,7 @@ def test_a_host_that_is_not_in_the_output_has_no_answer() -> None:
         ([answer("h1"), answer("h2", openmpi="2.1.1")], "h2", "Open MPI 2.1.1, expected 4.1.8"),
         ([answer("h1", openmpi="")], "h1", "Open MPI of unknown version"),
         ([answer("h1"), answer("h2", python="bash: no such file")], "h2", "python does not run"),
+        ([answer("h1"), answer("h2", python="missing", stack="")], "h2", "stack tf1 is not installed"),
         ([answer("h1"), answer("h2", stack="ffff")], "h2", "stack ffff, expected 0a1b"),
         (
             [answer("h1"), answer("h2", project="differs train.py: FAILED")],
@@ -86,6 +90,7 @@ def test_a_host_that_is_not_in_the_output_has_no_answer() -> None:
         "mixed MPI",
         "no version",
         "python",
+        "no stack",
         "stack",
         "older copy",
         "no project",
@@ -108,6 +113,32 @@ def test_what_a_node_says_itself_is_said_once(remedy: str) -> None:
     with pytest.raises(LaunchError) as caught:
         refuse(CLUSTER, problems(CLUSTER, {"h1": answer("h1"), "h3": missing}), 2)
     assert str(caught.value).splitlines()[1:] == ["  h3: /root/local/env.sh is missing; run `fab provision`"]
+
+
+def test_a_missing_stack_is_named_with_what_installs_it(tmp_path: Path) -> None:
+    """The real node_check.sh in a prefix that has the stack tf1 only; asked for tf2."""
+    libexec = tmp_path / "libexec"
+    libexec.mkdir()
+    script = shutil.copy(scripts_dir() / "node" / "node_check.sh", libexec)
+    python = tmp_path / "stacks/tf1/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    (tmp_path / "openmpi/bin").mkdir(parents=True)
+    (tmp_path / "openmpi/bin/orted").write_text("#!/bin/sh\necho 'orted (OpenRTE) 4.1.8'\n")
+    (tmp_path / "openmpi/bin/orted").chmod(0o755)
+    found = {}
+    for stack in ("tf1", "tf2"):
+        env = {**os.environ, "RINGMASTER_STACK": stack}
+        done = subprocess.run(
+            ["bash", script], env=env, capture_output=True, text=True, timeout=30, check=False
+        )
+        said = "".join(f"h1\t{done.returncode}\t{line}\n" for line in done.stdout.splitlines())
+        of_stack = replace(CLUSTER, stack=stack, nodes=CLUSTER.nodes[:1])
+        found[stack] = problems(of_stack, parse(said, {"h1": "h1"}))
+    assert found == {
+        "tf1": [],
+        "tf2": [("h1", "the stack tf2 is not installed", "run `fab provision --stack tf2`")],
+    }
 
 
 def test_a_missing_orted_is_a_fault_of_open_mpi_not_of_the_way_there(tmp_path: Path) -> None:

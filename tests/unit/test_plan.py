@@ -66,7 +66,7 @@ def test_the_controller_builds_where_no_node_of_its_platform_can(
 @pytest.mark.parametrize(
     ("changes", "options", "said"),
     [
-        ({"arch": "aarch64"}, SOURCE, ["aarch64", "x86_64", "TensorFlow 1.15"]),
+        ({"arch": "aarch64"}, SOURCE, ["aarch64", "x86_64", "tf1"]),
         ({"cpu": dataclasses.replace(RECORDED.cpu, flags=("sse2",))}, SOURCE, ["AVX", "Illegal instruction"]),
         ({"glibc": "2.17"}, WHEEL, ["2.17", "2.28", "--mpi source"]),
         ({"disk": dataclasses.replace(ROOMY, prefix_free_bytes=1_000_000)}, SOURCE, ["0.0 GB", "--prefix"]),
