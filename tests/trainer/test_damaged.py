@@ -117,4 +117,4 @@ def test_full_disk_is_said_and_leaves_the_earlier_checkpoints(tmp_path):
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
     finally:
-        subprocess.run(["umount", str(directory)], check=True)
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
