@@ -202,7 +202,7 @@ def main():
         validation_dataset=validation_stream(held_out),
         build_validation_func=build_validation,
         max_iteration=math.inf if arguments.max_steps is None else arguments.max_steps * ranks,
-        warmup_steps=math.ceil(arguments.warmup_epochs * steps_per_epoch),
+        warmup_epochs=arguments.warmup_epochs,
         metrics_dir=arguments.metrics_dir,
         seed=arguments.seed,
         save_checkpoint_steps=arguments.checkpoint_steps,

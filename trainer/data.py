@@ -47,6 +47,8 @@ _BATCHING = {
     "ParallelBatchDataset",
 }
 
+_REPEATING = {"RepeatDataset", "ShuffleAndRepeatDataset", "ShuffleAndRepeatDatasetV2"}
+
 EAGER_REMEDY = (
     "put the main part of the script under `with tf.Graph().as_default():`, or call "
     "tf.compat.v1.disable_eager_execution() at its top"
@@ -187,12 +189,31 @@ def count_samples(dataset):
 
 def samples_per_epoch(dataset):
     """Return the number of elements of `dataset` before it is repeated, or `UNKNOWN`."""
-    op = variant_of(dataset).op
+    return _epoch(variant_of(dataset).op)
+
+
+def _epoch(op):
     while op.type in _SAME_COUNT:
         op = op.inputs[0].op
-    if op.type in ("RepeatDataset", "ShuffleAndRepeatDataset", "ShuffleAndRepeatDatasetV2"):
-        op = op.inputs[0].op
+    if op.type in _REPEATING:
+        return _count(op.inputs[0].op)
+    if op.type in ("TakeDataset", "SkipDataset"):
+        return _smallest([_epoch(op.inputs[0].op), _count(op)])
+    if op.type in ("ZipDataset", "ConcatenateDataset"):
+        # A range beside others only numbers them, as enumerate() does.
+        parts = [tensor.op for tensor in op.inputs if not _is_range(tensor.op)]
+        lengths = {_epoch(part) for part in parts}
+        if any(_epoch(part) != _count(part) for part in parts):
+            # What was repeated before it was joined has an epoch only where all agree on it.
+            agree = op.type == "ZipDataset" and len(lengths) == 1
+            return _smallest([*lengths, _count(op)]) if agree else UNKNOWN
     return _count(op)
+
+
+def _is_range(op):
+    while op.type in _SAME_COUNT - MAPS:
+        op = op.inputs[0].op
+    return op.type == "RangeDataset"
 
 
 def _count(op):

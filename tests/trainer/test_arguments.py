@@ -194,6 +194,32 @@ def test_count_is_that_of_tensorflow(make, expected):
             assert session.run(rows) == expected
 
 
+# id, dataset, the samples before it repeats
+EPOCHS = [
+    ("repeat", lambda: _pairs(8).shuffle(4).repeat(3).prefetch(1), 8),
+    ("no repeat", lambda: _pairs(8).take(5), 5),
+    ("enumerate", lambda: tf2.data.Dataset.from_tensors(1).repeat(5).enumerate().map(lambda i, x: x), 1),
+    (
+        "zip alike",
+        lambda: tf.data.Dataset.zip((_pairs(8).repeat(), (_pairs(8).repeat(2), _pairs(8).repeat()))),
+        8,
+    ),
+    ("zip unlike", lambda: tf.data.Dataset.zip((_pairs(8).repeat(3), _pairs(6).repeat(4))), -2),
+    ("zip, one repeats", lambda: tf.data.Dataset.zip((_pairs(8).repeat(3), _pairs(24))), -2),
+    ("zip, then repeat", lambda: tf.data.Dataset.zip((_pairs(8), _pairs(6).repeat())).repeat(2), 8),
+    ("zip of ranges", lambda: tf.data.Dataset.zip((tf.data.Dataset.range(8), tf.data.Dataset.range(9))), 8),
+    ("take of repeat", lambda: _pairs(8).repeat().take(30), 8),
+    ("skip before repeat", lambda: _pairs(8).skip(2).repeat(3), 6),
+    ("concatenate", lambda: _pairs(8).concatenate(_pairs(3)).repeat(2), 11),
+    ("concatenate repeats", lambda: _pairs(8).repeat(2).concatenate(_pairs(3)), -2),
+]
+
+
+@pytest.mark.parametrize(("make", "expected"), [row[1:] for row in EPOCHS], ids=[row[0] for row in EPOCHS])
+def test_an_epoch_ends_where_the_samples_repeat(make, expected):
+    assert trainer.data.samples_per_epoch(make()) == expected
+
+
 def test_from_arrays_refuses_unequal_lengths():
     with pytest.raises(ValueError, match="equal first dimensions"):
         trainer.data.from_arrays(np.zeros(3), np.zeros(4))
