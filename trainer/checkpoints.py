@@ -91,7 +91,8 @@ def _problem_with(path):
         reader = tf.train.load_checkpoint(path)
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
-    except (tf.errors.OpError, OSError, RuntimeError, ValueError) as error:
+    except (tf.errors.OpError, OSError, RuntimeError, ValueError, LookupError) as error:
+        # TensorFlow 2 says with an IndexError that a file is cut off.
         return str(error).splitlines()[0] if str(error) else type(error).__name__
     return None
 

@@ -22,7 +22,8 @@ COUNT, BATCH = 60, 2
 KILLS = int(os.environ.get("RINGMASTER_KILLS", "20"))
 IS_UNFORKED = os.environ.get("RINGMASTER_KILLS_UNFORKED") == "1"
 SAVINGS = ({"save_checkpoint_steps": 1}, {"save_checkpoint_steps": 2}, {"save_checkpoint_secs": 0.03})
-END_S, STEP_S = 30, 60
+# For what takes seconds: a busy machine may need many times that.
+END_S, STEP_S = 120, 180
 
 
 def _notes(path):
