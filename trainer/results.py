@@ -44,14 +44,16 @@ def training_result(result):
             f"build_training_func: its loss has shape {loss.shape}, expected a scalar: take "
             "tf.reduce_mean of it"
         )
-    if isinstance(log_tensors, (list, tuple)):
-        named = _named(log_tensors)
+    if isinstance(log_tensors, dict):
+        named = {name: _tensor_of(value) for name, value in log_tensors.items()}
+    elif isinstance(log_tensors, (list, tuple)):
+        named = _named([_tensor_of(value) for value in log_tensors])
     else:
-        named = dict(log_tensors) if isinstance(log_tensors, dict) else None
+        named = None
     if named is None or not all(map(_is_made_here, named.values())):
         raise TypeError(
             f"build_training_func: its log_tensors is {log_tensors!r}, expected a dict name -> tensor or "
-            "a list of tensors"
+            "a list of tensors (or of names of tensors that the function made)"
         )
     return network, loss, named
 
@@ -65,10 +67,23 @@ def validation_result(result):
     expected = "expected (network, list of metric tensors)"
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         raise TypeError(f"build_validation_func: it returned {_describe(result)}, {expected}")
-    metrics = result[1]
-    if not isinstance(metrics, (list, tuple)) or not metrics or not all(map(_is_made_here, metrics)):
-        raise TypeError(f"build_validation_func: its metrics are {metrics!r}, {expected}")
-    return list(metrics)
+    # Old scripts may hand over anything that makes a list, such as a generator.
+    metrics = []
+    if not isinstance(result[1], dict):
+        with contextlib.suppress(TypeError):
+            metrics = [_tensor_of(value) for value in result[1]]
+    if not metrics or not all(map(_is_made_here, metrics)):
+        raise TypeError(f"build_validation_func: its metrics are {result[1]!r}, {expected}")
+    return metrics
+
+
+def _tensor_of(value):
+    """Return the tensor that `value` names in the graph; `value` itself where it names none."""
+    if isinstance(value, str):
+        # That nothing has this name, or that it cannot be one, comes up in the caller's check.
+        with contextlib.suppress(KeyError, ValueError):
+            return tf.get_default_graph().get_tensor_by_name(value if ":" in value else value + ":0")
+    return value
 
 
 def _is_made_here(value):
