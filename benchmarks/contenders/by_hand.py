@@ -9,16 +9,15 @@ from trainer.ranks import cpu_threads
 options = common.arguments()
 clock = common.Clock(options)
 hvd.init()
-images, labels = common.arrays(options.data_dir)
+images, labels = common.arrays(options)
 # The same threads as the Trainer's, so that only the loop differs.
 threads = cpu_threads(hvd.local_size())
 config = tf.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=max(2, threads))
 tf.set_random_seed(common.SEED)
 fed = [tf.placeholder(tf.as_dtype(array.dtype), array.shape) for array in (images, labels)]
 dataset = tf.data.Dataset.from_tensor_slices(tuple(fed)).shard(hvd.size(), hvd.rank())
-dataset = (
-    dataset.shuffle(10000 // hvd.size(), seed=common.SEED).repeat().batch(options.batch_size).prefetch(16)
-)
+dataset = common.mapped(options.model, dataset.shuffle(10000 // hvd.size(), seed=common.SEED).repeat())
+dataset = dataset.batch(options.batch_size).prefetch(16)
 iterator = tf.data.make_initializable_iterator(dataset)
 _, loss, _ = common.build(options.model)(*iterator.get_next())
 optimizer = hvd.DistributedOptimizer(tf.train.AdamOptimizer(0.001 * hvd.size()))
@@ -36,4 +35,6 @@ with tf.Session(config=config) as session:
         else:
             session.run(train_op)
         clock.step_done()
+        if options.trace and step == options.steps // 2:
+            common.trace(session, train_op.name, options)
 clock.report()

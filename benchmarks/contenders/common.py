@@ -12,6 +12,7 @@ _BEGAN_S = time.time()
 # The checkout, so that `import trainer` and `import trainer.datasets` find it.
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+import numpy as np  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 if tf.executing_eagerly():
@@ -33,16 +34,38 @@ def arguments():
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--report-dir", required=True)
-    parser.add_argument("--trace", action="store_true", help="also trace one step")
-    return parser.parse_args()
+    parser.add_argument("--one-core", action="store_true", help="rank r keeps to core r")
+    parser.add_argument("--trace", action="store_true", help="trace steps after the warm-up")
+    options = parser.parse_args()
+    if options.one_core:
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[RANK]})
+    os.makedirs(options.report_dir, exist_ok=True)
+    return options
 
 
-def arrays(data_dir):
-    """Read MNIST's training set: uint8 [60000, 28, 28] and int64 [60000]."""
+def arrays(options):
+    """Return MNIST's training set, or random pictures for the augmented model: uint8 [n, h, w(, 3)] and int64 [n]."""
     from trainer import datasets
 
-    digits = datasets.load_training(data_dir)
+    if options.model == "augmented":
+        source = np.random.RandomState(SEED)
+        return source.randint(0, 256, (10000, 32, 32, 3)).astype(np.uint8), source.randint(0, 10, 10000)
+    digits = datasets.load_training(options.data_dir)
     return digits.images, digits.labels
+
+
+def mapped(model, dataset):
+    """Apply the input map of a model: for the augmented one what examples/cifar10.py does to a picture."""
+    return dataset.map(_augment, num_parallel_calls=4) if model == "augmented" else dataset
+
+
+def _augment(image, label):
+    x = tf.random_crop(
+        tf.image.resize_image_with_crop_or_pad(tf.cast(image, tf.float32), 40, 40), [32, 32, 3]
+    )
+    x = tf.image.random_flip_left_right(x)
+    x = tf.image.random_contrast(tf.image.random_brightness(x, 25), 0.8, 1.2)
+    return tf.image.per_image_standardization(x), label
 
 
 def _mlp(images):
@@ -62,12 +85,19 @@ def _cnn(images):
     return tf.layers.dense(x, 10)
 
 
+def _augmented(images):
+    """Two convolutions: the input costs about as much as the network."""
+    x = tf.layers.conv2d(images, 16, 5, strides=2, padding="same", activation=tf.nn.relu)
+    x = tf.layers.conv2d(x, 32, 3, strides=2, padding="same", activation=tf.nn.relu)
+    return tf.layers.dense(tf.layers.flatten(x), 10)
+
+
 def _linear(images):
     """Almost nothing to compute: a step of it is what the loop itself costs."""
     return tf.layers.dense(tf.reshape(tf.cast(images, tf.float32) / 255, [-1, 784]), 10)
 
 
-MODELS = {"cnn": _cnn, "linear": _linear, "mlp": _mlp}
+MODELS = {"augmented": _augmented, "cnn": _cnn, "linear": _linear, "mlp": _mlp}
 
 
 def build(model):
@@ -103,3 +133,22 @@ class Clock:
         }
         with open(os.path.join(self._directory, f"rank{RANK}.json"), "w") as target:
             json.dump(record, target)
+
+
+def trace(session, name, options, steps=5):
+    """Run the operation `name` traced, and leave what each step did: [name, kind, start, end] in microseconds."""
+    train_op = session.graph.get_operation_by_name(name)
+    kinds = {op.name: op.type for op in session.graph.get_operations()}
+    traced = []
+    for _ in range(steps):
+        metadata = tf.RunMetadata()
+        session.run(train_op, None, tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), metadata)
+        rows = []
+        for device in metadata.step_stats.dev_stats:
+            for node in device.node_stats:
+                name = node.node_name.split(":")[0]
+                start = node.all_start_micros
+                rows.append([name, kinds.get(name, name), start, start + node.all_end_rel_micros])
+        traced.append(rows)
+    with open(os.path.join(options.report_dir, f"trace{RANK}.json"), "w") as target:
+        json.dump(traced, target)

@@ -25,9 +25,10 @@ options = common.arguments()
 clock = common.Clock(options)
 tl.logging.set_verbosity(tl.logging.INFO)
 tf.logging.set_verbosity(tf.logging.INFO)
-images, labels = common.arrays(options.data_dir)
+images, labels = common.arrays(options)
 tf.set_random_seed(common.SEED)
 dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(10000, seed=common.SEED).repeat()
+dataset = common.mapped(options.model, dataset)
 job = trainer_class()(
     dataset,
     common.build(options.model),

@@ -9,8 +9,9 @@ import trainer
 
 options = common.arguments()
 clock = common.Clock(options)
-images, labels = common.arrays(options.data_dir)
+images, labels = common.arrays(options)
 dataset = trainer.data.from_arrays(images, labels).shuffle(10000, seed=common.SEED).repeat()
+dataset = common.mapped(options.model, dataset)
 job = trainer.Trainer(
     dataset,
     common.build(options.model),
@@ -24,4 +25,8 @@ job = trainer.Trainer(
 while not job.session.should_stop():
     job.train_on_batch()
     clock.step_done()
+    if options.trace and job.global_step == options.steps // 2:
+        job.session.run_step_fn(
+            lambda step_context: common.trace(step_context.session, "trainer/train", options)
+        )
 clock.report()
