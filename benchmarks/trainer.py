@@ -63,7 +63,14 @@ def run_once(contender: str, model: str, ranks: int, options: argparse.Namespace
     with tempfile.TemporaryDirectory(prefix="ringmaster-bench-") as folder:
         argv = mpirun_argv(ranks, realtime=options.realtime)
         argv += [options.python, str(CONTENDERS / f"{contender}.py"), "--model", model]
-        argv += ["--batch-size", str(options.batch_size), "--steps", str(options.steps)]
+        argv += [
+            "--batch-size",
+            str(options.batch_size),
+            "--steps",
+            str(options.steps),
+            "--drive",
+            options.drive,
+        ]
         argv += ["--data-dir", str(options.data_dir), "--report-dir", folder]
         launched_s = time.time()
         try:
@@ -101,7 +108,8 @@ def evaluated(contender: str, model: str, batch_size: int, launched_s: float, re
 
 def measure(options: argparse.Namespace) -> list[Run]:
     """Make all runs, contender after contender within a round, so that what disturbs the machine disturbs all."""
-    contenders = [TRAINER, BY_HAND] + ([TENSORLAYER] if options.tensorlayer else [])
+    contenders = [TRAINER] + ([BY_HAND] if options.drive == "loop" else [])
+    contenders += [TENSORLAYER] if options.tensorlayer else []
     runs = []
     for turn in range(options.rounds):
         order = contenders[turn % len(contenders) :] + contenders[: turn % len(contenders)]
@@ -137,6 +145,7 @@ def about(options: argparse.Namespace) -> dict:
         "horovod": versions[-1],
         "batch_size": options.batch_size,
         "steps": options.steps,
+        "drive": options.drive,
         "rounds": options.rounds,
         "realtime": options.realtime,
     }
@@ -158,12 +167,23 @@ def parse_arguments() -> argparse.Namespace:
     )
     add("--batch-size", type=int, default=32, help="samples per rank and step (default: %(default)s)")
     add("--steps", type=int, default=600, help="steps of a run (default: %(default)s)")
+    add(
+        "--drive",
+        choices=("loop", "helper"),
+        default="loop",
+        help="loop: a loop of the user's that logs every 100 steps; helper: train_and_validate_to_end() with its "
+        "defaults, which log every step and validate every 50 (no loop by hand then)",
+    )
     add("--rounds", type=int, default=5, help="runs of each kind (default: %(default)s)")
     add("--timeout", type=float, default=300, help="seconds after which a run has failed")
     add("--realtime", action="store_true", help="real-time priority, for a machine with other work (root)")
     add("--timeline", action="store_true", help="trace steps of the Trainer and draw them")
     add("--weak", action="store_true", help="weak scaling over hosts made on this machine (root)")
-    add("--results", type=Path, help="where the figures go (default: benchmarks/results/trainer-STACK.json)")
+    add(
+        "--results",
+        type=Path,
+        help="where the figures go (default: trainer-STACK.json in benchmarks/results)",
+    )
     options = parser.parse_args()
     if options.steps < 2 * WARM_UP_STEPS:
         parser.error(f"--steps: got {options.steps}, expected at least {2 * WARM_UP_STEPS}")
@@ -186,7 +206,12 @@ def main() -> None:
             timeline.draw(options, RESULTS / f"timeline-{stack}.png")
         else:
             runs = measure(options)
-            target = options.results or RESULTS / f"trainer-{stack}.json"
+            name = (
+                f"trainer-{stack}.json"
+                if options.drive == "loop"
+                else f"trainer-{stack}-{options.drive}.json"
+            )
+            target = options.results or RESULTS / name
             report.save(target, facts, runs)
             report.print_tables(facts, runs)
     except BenchmarkError as error:

@@ -24,6 +24,8 @@ RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
 SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1))
 SEED = 1
 LOG_STEPS = 100
+VALIDATE_STEPS = 50  # the default of train_and_validate_to_end, there and here
+HELD_OUT = 1000
 
 
 def arguments():
@@ -34,6 +36,7 @@ def arguments():
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--report-dir", required=True)
+    parser.add_argument("--drive", choices=("loop", "helper"), default="loop")
     parser.add_argument("--one-core", action="store_true", help="rank r keeps to core r")
     parser.add_argument("--trace", action="store_true", help="trace steps after the warm-up")
     options = parser.parse_args()
@@ -104,11 +107,26 @@ def build(model):
     """Return the function that builds network, loss and log tensors for a batch."""
 
     def build_training(images, labels):
-        logits = MODELS[model](images)
-        loss = tf.losses.sparse_softmax_cross_entropy(labels, logits)
+        logits, loss = _logits_and_loss(model, images, labels)
         return logits, loss, {"loss": loss}
 
     return build_training
+
+
+def build_validation(model):
+    """Return the function that builds network and metrics of the held-out images, on the same variables."""
+
+    def build(images, labels):
+        logits, loss = _logits_and_loss(model, images, labels)
+        return logits, [loss]
+
+    return build
+
+
+def _logits_and_loss(model, images, labels):
+    with tf.variable_scope("net", reuse=tf.AUTO_REUSE):
+        logits = MODELS[model](images)
+    return logits, tf.losses.sparse_softmax_cross_entropy(labels, logits)
 
 
 class Clock:
@@ -121,6 +139,16 @@ class Clock:
     def step_done(self):
         """Call it after every step."""
         self._ended_s.append(time.time())
+
+    def watch(self, job):
+        """Take the time of every step that `job` makes by itself."""
+        make_step = job.train_on_batch
+
+        def timed():
+            make_step()
+            self.step_done()
+
+        job.train_on_batch = timed
 
     def report(self):
         """Write this rank's times (seconds since the epoch) and its peak memory (bytes)."""

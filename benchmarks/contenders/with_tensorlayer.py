@@ -29,15 +29,25 @@ images, labels = common.arrays(options)
 tf.set_random_seed(common.SEED)
 dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(10000, seed=common.SEED).repeat()
 dataset = common.mapped(options.model, dataset)
+held_out = {}
+if options.drive == "helper":
+    # Both packages' own loop with both packages' defaults: a line for every step, validation every 50.
+    rows = tf.data.Dataset.from_tensor_slices((images[: common.HELD_OUT], labels[: common.HELD_OUT]))
+    held_out["validation_dataset"] = common.mapped(options.model, rows)
+    held_out["build_validation_func"] = common.build_validation(options.model)
 job = trainer_class()(
     dataset,
     common.build(options.model),
     tf.train.AdamOptimizer,
     {"learning_rate": 0.001},
     batch_size=options.batch_size,
-    log_step_size=common.LOG_STEPS,
+    log_step_size=common.LOG_STEPS if options.drive == "loop" else 1,
     max_iteration=options.steps * common.SIZE,
+    **held_out,
 )
+if options.drive == "helper":
+    clock.watch(job)
+    job.train_and_validate_to_end(validate_step_size=common.VALIDATE_STEPS)
 while not job.session.should_stop():
     job.train_on_batch()
     clock.step_done()
