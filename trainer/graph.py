@@ -59,6 +59,8 @@ def build_training_graph(spec, ranks, samples):
     Raises:
         TypeError, ValueError: `build_training_func` or `optimizer` made something unexpected.
     """
+    # Before the dealing takes the stream apart.
+    warmup_steps = warmup_step_count(spec, data.samples_per_epoch(spec.training_dataset), ranks.size)
     state = _state_variable(spec)
     held = state.read_value()
     datasets = (spec.training_dataset, spec.validation_dataset)
@@ -88,7 +90,7 @@ def build_training_graph(spec, ranks, samples):
         )
 
     global_step = tf.train.get_or_create_global_step()
-    learning_rate = _learning_rate(spec, ranks.size, global_step)
+    learning_rate = _learning_rate(spec, ranks.size, warmup_steps, global_step)
     optimizer = _optimizer(spec, ranks.size, learning_rate)
 
     mine = tf.shape(tf.nest.flatten(x)[0], out_type=tf.int64)[0]
@@ -183,14 +185,13 @@ def _ops_that_need_feeding(graph):
     return found
 
 
-def _learning_rate(spec, size, global_step):
+def _learning_rate(spec, size, warmup_steps, global_step):
     """Return the scaled learning rate as a tensor, rising from that of one rank during the warm-up."""
     rate = spec.optimizer_args["learning_rate"]
     if is_eager(rate):
         rate = float(rate.numpy())
     if spec.scaling_learning_rate:
         rate = rate * size
-    warmup_steps = warmup_step_count(spec, data.samples_per_epoch(spec.training_dataset), size)
     if not warmup_steps or size == 1:
         return rate if tf.is_tensor(rate) else tf.constant(rate, tf.float32, name="trainer/learning_rate")
     done = tf.minimum(1.0, tf.cast(global_step, tf.float32) / float(warmup_steps))
