@@ -397,8 +397,7 @@ build_wheels() {
         [[ -z $NCCL_WHEEL ]] || flags+=(HOROVOD_NCCL_LINK=SHARED LDFLAGS='-Wl,-rpath,\$ORIGIN/../../nvidia/nccl/lib')
     fi
     mkdir -p "$out"
-    step "building mpi4py ${VERSIONS[mpi4py]}" bdist_wheel "$STAGE/source/mpi4py-${VERSIONS[mpi4py]}" "$out" "${flags[@]}"
-    step "building Horovod ${VERSIONS[horovod]}" bdist_wheel "$STAGE/source/horovod-${VERSIONS[horovod]}" "$out" "${flags[@]}"
+    step "building Horovod ${VERSIONS[horovod]} and mpi4py ${VERSIONS[mpi4py]}" build_both "$jobs" "$out" "${flags[@]}"
     (cd "$out" && sha256sum -- *.whl >SHA256SUMS)
     printf 'compiler: %s\nopenmpi: %s\ngpu: %s\nflags: %s\nos: %s glibc%s\n' "$(compiler_version || true)" "$OPENMPI_DIGEST" \
         "$GPU" "${BUILD_FLAGS[*]}" "$(os_name)" "$(glibc_version)" >"$out/about.txt"
@@ -415,6 +414,29 @@ build_wheels() {
     # Another node of a shared folder may be quicker; its wheels have the same key.
     mv -T "$temp" "$BUILT/$KEY" 2>/dev/null || remove_tree "$temp"
     log "the wheels are in $BUILT/$KEY"
+}
+
+# build_both JOBS OUT FLAG...: mpi4py is one long compilation, so a second core builds Horovod meanwhile. When it fails,
+# the clean-up that every failed step ends in stops Horovod's build too.
+build_both() {
+    local jobs=$1 out=$2 status=0 mpi4py horovod=""
+    shift 2
+    bdist_wheel "$STAGE/source/mpi4py-${VERSIONS[mpi4py]}" "$out" "$@" >"$STAGE/mpi4py.log" 2>&1 &
+    mpi4py=$!
+    if ((jobs > 1)); then
+        bdist_wheel "$STAGE/source/horovod-${VERSIONS[horovod]}" "$out" "$@" >"$STAGE/horovod.log" 2>&1 &
+        horovod=$!
+    fi
+    wait "$mpi4py" || status=$?
+    cat -- "$STAGE/mpi4py.log"
+    ((status == 0)) || return "$status"
+    if [[ -z $horovod ]]; then
+        bdist_wheel "$STAGE/source/horovod-${VERSIONS[horovod]}" "$out" "$@" >"$STAGE/horovod.log" 2>&1 &
+        horovod=$!
+    fi
+    wait "$horovod" || status=$?
+    cat -- "$STAGE/horovod.log"
+    return "$status"
 }
 
 bdist_wheel() {
