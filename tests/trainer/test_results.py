@@ -38,7 +38,7 @@ def test_log_tensors_by_name(collect):
 @pytest.mark.parametrize("log_tensors", [["absent"], {"loss": "absent:0"}, ["loss:7"], ["a:b:c"], "loss"])
 def test_name_of_no_tensor_is_refused(log_tensors):
     loss = tf.identity(tf.constant(1.0), name="loss")
-    with pytest.raises(TypeError, match="log_tensors is .*(absent|loss:7|a:b:c|loss)"):
+    with pytest.raises(TypeError, match=r"log_tensors is .*(absent|loss:7|a:b:c|loss)"):
         training_result((None, loss, log_tensors))
 
 

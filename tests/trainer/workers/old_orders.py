@@ -1,15 +1,15 @@
 """Networks that share variables with explicit reuse, batch normalisation, and a checkpoint of another program."""
 
 import sys
+import tempfile
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 from samples import numbered
 from tools import RANK, SIZE, Messages, report
 
 import trainer
 
-DIRECTORY, STEPS, BATCH = sys.argv[1], 2, 3
+DIRECTORY, STEPS, BATCH = sys.argv[1], 3, 3
 ROWS = STEPS * BATCH * SIZE
 
 
@@ -23,23 +23,39 @@ def network(x, reuse, training):
         normal = tf.layers.batch_normalization(
             tf.matmul(x, w), momentum=0.9, training=training, name="normal"
         )
-        return tf.layers.dense(normal, 1, name="out")
+        return tf.layers.dense(normal, 1, kernel_initializer=tf.ones_initializer(), name="out")
 
 
-def make(reuse_training, reuse_validation, **options):
+class Keras:
+    """The same network of Keras layers, which share their variables by being the same objects."""
+
+    def __init__(self):
+        self.normal = tf.keras.layers.BatchNormalization(momentum=0.8, name="normal")
+        self.first, self.out = (
+            tf.keras.layers.Dense(units, use_bias=False, kernel_initializer="ones") for units in (4, 1)
+        )
+
+    def __call__(self, x, reuse, training):
+        return self.out(self.normal(self.first(x), training=training))
+
+
+def make(reuse_training, reuse_validation, apply=network, runs_updates=False, **options):
     def build(x, y):
-        out = network(x, reuse_training, True)
-        loss = tf.reduce_mean(tf.square(out[:, 0] - tf.cast(y, tf.float32) / 10))
+        out = apply(x, reuse_training, True)
+        # Many scripts have the updates run themselves.
+        with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS) if runs_updates else []):
+            loss = tf.reduce_mean(tf.square(out[:, 0] - tf.cast(y, tf.float32) / 10))
         return out, loss, [loss]
 
     def build_validation(x, y):
-        return None, [tf.reduce_mean(network(x, reuse_validation, False))]
+        return None, [tf.reduce_mean(apply(x, reuse_validation, False))]
 
     return trainer.Trainer(
         trainer.data.from_arrays(*numbered(ROWS)),
         build,
         tf.train.MomentumOptimizer,
-        {"learning_rate": 0.001, "momentum": 0.9},
+        # What the layers see stays the same, so that their statistics can be told exactly.
+        {"learning_rate": 0.0, "momentum": 0.9},
         BATCH,
         validation_dataset=trainer.data.from_arrays(*numbered(5)),
         build_validation_func=build_validation,
@@ -47,17 +63,29 @@ def make(reuse_training, reuse_validation, **options):
     )
 
 
-def order(reuse_training, reuse_validation):
+def order(reuse_training, reuse_validation, apply=None, **options):
+    directory = tempfile.mkdtemp(dir=DIRECTORY)
     with tf.Graph().as_default():
-        job = make(reuse_training, reuse_validation)
-        mean = next(v for v in tf.global_variables() if "moving_mean" in v.name)
+        apply = network if apply is None else apply()
+        job = make(reuse_training, reuse_validation, apply, checkpoint_dir=directory, **options)
+        statistics = {
+            name: next(v for v in tf.global_variables() if v.op.name.endswith("moving_" + name))
+            for name in ("mean", "variance")
+        }
         job.train_to_end()
-        before = value_of(job, mean).tolist()
+        before = value_of(job, statistics)
         averages = [value for _, value in job.validation_metrics]
+        after = value_of(job, statistics)
+        job.close()
+        saved = {}
+        if RANK == 0:
+            reader = tf.train.load_checkpoint(directory)
+            saved = {name: reader.get_tensor(v.op.name).tolist() for name, v in statistics.items()}
         return {
             "trained": sorted(v.op.name for v in tf.trainable_variables()),
-            "moving_mean": before,
-            "after_validation": value_of(job, mean).tolist(),
+            "statistics": {name: value.tolist() for name, value in before.items()},
+            "after_validation": {name: value.tolist() for name, value in after.items()},
+            "saved": saved,
             "averages": averages,
             "steps": job.global_step,
         }
@@ -103,8 +131,8 @@ def restored():
 report(
     training_first=order(False, True),
     validation_first=order(True, False),
-    auto=order(tf.AUTO_REUSE, tf.AUTO_REUSE),
+    auto=order(tf.AUTO_REUSE, tf.AUTO_REUSE, runs_updates=True),
+    keras=order(None, None, Keras),
     refused=refused(),
     restored=restored(),
-    rows=np.asarray(numbered(ROWS)[0]).tolist(),
 )
