@@ -1,5 +1,7 @@
 """Session hooks of the Trainer: broadcast, the agreed sequence of steps, summaries."""
 
+import zlib
+
 from trainer.compat import horovod, tf
 from trainer.ranks import SharedError
 from trainer.spec import plan_steps
@@ -8,16 +10,34 @@ from trainer.spec import plan_steps
 class BroadcastHook(tf.train.SessionRunHook):
     """Gives every rank rank 0's variables, initial or restored, before anything else happens."""
 
-    def __init__(self, ranks, more_variables=()):
+    def __init__(self, ranks, hook_count, more_variables=()):
+        """Args:
+        hook_count: hooks of the user's on this rank.
+        more_variables: local variables to broadcast as well.
+        """
         self._ranks = ranks
+        self._hook_count = hook_count
         self._more_variables = list(more_variables)
+        self._ours = []
         self._broadcast = None
+        self._broadcast_of_hooks = None
+        self._hooks_everywhere = None
         self._is_done = False
+        self.is_with_hooks = hook_count > 0
 
     def begin(self):
-        """Build the operation while the graph can still grow."""
-        variables = tf.global_variables() + self._more_variables
-        self._broadcast = horovod().broadcast_variables(variables, root_rank=0)
+        """Note the variables that every rank has."""
+        self._ours = tf.global_variables()
+
+    def build(self):
+        """Build the operations, once the hooks of the user's have made their variables."""
+        names = {variable.name for variable in self._ours}
+        of_hooks = [variable for variable in tf.global_variables() if variable.name not in names]
+        self._broadcast = horovod().broadcast_variables(self._ours + self._more_variables, root_rank=0)
+        if of_hooks:
+            self._broadcast_of_hooks = horovod().broadcast_variables(of_hooks, root_rank=0)
+        mine = tf.constant([[self._hook_count, digest_of(of_hooks)]], tf.int64)
+        self._hooks_everywhere = horovod().allgather(mine, name="trainer_hooks")
 
     def after_create_session(self, session, coord):
         """Broadcast.
@@ -32,7 +52,17 @@ class BroadcastHook(tf.train.SessionRunHook):
                 "cannot go on in step with the other ranks: start the job again, it goes on from its last checkpoint"
             )
         session.run(self._broadcast)
+        everywhere = session.run(self._hooks_everywhere)
+        self.is_with_hooks = bool(everywhere[:, 0].any())
+        # A hook that one rank has alone keeps its variables to itself.
+        if self._broadcast_of_hooks is not None and len(set(everywhere[:, 1])) == 1:
+            session.run(self._broadcast_of_hooks)
         self._is_done = True
+
+
+def digest_of(variables):
+    """Return a number that is the same on two ranks where `variables` have the same names, types and shapes."""
+    return zlib.crc32(repr(sorted((v.name, v.dtype.name, str(v.shape)) for v in variables)).encode())
 
 
 def is_training_step(run_context, train_op):
@@ -180,31 +210,6 @@ def _too_few(samples, size):
         "data or start "
         "fewer ranks".format(samples, "" if samples == 1 else "s", size, "" if size == 1 else "s")
     )
-
-
-class SharedStopHook(tf.train.SessionRunHook):
-    """Stops all ranks after the step in which a hook of the user's asks for it on any of them.
-
-    It comes after those hooks. Ranks that stop at different steps would wait for each other for ever.
-    """
-
-    def __init__(self, train_op):
-        self._train_op = train_op
-        self._wish = None
-        self._wishes = None
-
-    def begin(self):
-        """Build the operation while the graph can still grow."""
-        self._wish = tf.placeholder(tf.int32, [], name="trainer/stop_wish")
-        self._wishes = horovod().allreduce(self._wish, op=horovod().Sum, name="trainer_stop")
-
-    def after_run(self, run_context, run_values):
-        """Ask the other ranks."""
-        if not is_training_step(run_context, self._train_op):
-            return
-        wish = int(run_context.stop_requested)
-        if run_context.session.run(self._wishes, {self._wish: wish}):
-            run_context.request_stop()
 
 
 class SummaryHook(tf.train.SessionRunHook):

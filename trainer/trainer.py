@@ -3,7 +3,6 @@
 import atexit
 import contextlib
 import math
-import os
 import time
 import weakref
 
@@ -11,7 +10,7 @@ from trainer import checkpoints, constants, data, others
 from trainer.compat import in_graph, tf
 from trainer.direct import DirectSteps
 from trainer.graph import build_training_graph
-from trainer.hooks import BroadcastHook, SharedStopHook, StepHook, SummaryHook
+from trainer.hooks import BroadcastHook, StepHook, SummaryHook
 from trainer.progress import Reporter
 from trainer.ranks import (
     before_last_words,
@@ -25,6 +24,7 @@ from trainer.ranks import (
 from trainer.results import short_name
 from trainer.sharing import SharedVariables
 from trainer.spec import INFINITE, TrainSpec, warmup_step_count
+from trainer.user_hooks import SharedStopHook
 from trainer.validation import Validation
 
 # Far enough apart that two runs' seeds do not meet on different ranks.
@@ -208,7 +208,7 @@ class Trainer:
             raise tf.errors.OutOfRangeError(None, None, f"training is over after step {self.global_step}")
         try:
             with self._need_of_other_ranks():
-                if self._direct is None or not self._direct.run(self._session):
+                if not self._direct.run(self._session):
                     # What hooks save and write needs a graph, wherever the user calls this from.
                     with in_graph(self._graph):
                         self._session.run(self._train_op)
@@ -257,12 +257,12 @@ class Trainer:
 
     def _make_session(self, config, shuffle_seeds):
         spec = self._spec
-        hooks = [BroadcastHook(self._ranks, shuffle_seeds), self._steps]
-        due = []
         one_writer = (tf.train.CheckpointSaverHook, tf.train.SummarySaverHook)
-        hooks.extend(hook for hook in spec.hooks if self.is_master or not isinstance(hook, one_writer))
-        if spec.hooks and self._ranks.size > 1:
-            hooks.append(SharedStopHook(self._train_op))
+        theirs = [hook for hook in spec.hooks if self.is_master or not isinstance(hook, one_writer)]
+        broadcast = BroadcastHook(self._ranks, len(theirs), shuffle_seeds)
+        shared_stop = SharedStopHook(self._train_op, self._ranks, broadcast)
+        hooks = [broadcast, self._steps, *shared_stop.wrapped(theirs), shared_stop]
+        due = [shared_stop]
         scaffold = tf.train.Scaffold()
         if spec.checkpoint_dir is not None and self.is_master:
             os.makedirs(str(spec.checkpoint_dir), exist_ok=True)
@@ -273,9 +273,9 @@ class Trainer:
             saver = others.saver_for(directory, self._training_graph.state, self._ranks.size)
             if saver is not None:
                 scaffold = tf.train.Scaffold(saver=saver)
-            due.append(SummaryHook(self._train_op, self._steps, events, scaffold, _SUMMARY_STEPS))
             by_steps = spec.save_checkpoint_steps
-            due.append(
+            savers = [
+                SummaryHook(self._train_op, self._steps, events, scaffold, _SUMMARY_STEPS),
                 checkpoints.CheckpointHook(
                     directory,
                     self._steps,
@@ -283,10 +283,11 @@ class Trainer:
                     events,
                     save_secs=None if by_steps else spec.save_checkpoint_secs,
                     save_steps=by_steps,
-                )
-            )
-            hooks.extend(due)
-        self._direct = None if spec.hooks else DirectSteps(self._training_graph, self._steps, due)
+                ),
+            ]
+            hooks.extend(savers)
+            due.extend(savers)
+        self._direct = DirectSteps(self._training_graph, self._steps, due)
         return tf.train.MonitoredTrainingSession(
             checkpoint_dir=str(spec.checkpoint_dir)
             if spec.checkpoint_dir is not None and self.is_master

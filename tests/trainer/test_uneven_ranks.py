@@ -10,13 +10,6 @@ import pytest
 
 from tests.trainer.launch import ROOT, WORKERS, run, run_worker
 
-AT_STEP = 3
-
-
-def test_hook_that_stops_one_rank_stops_all_after_the_same_step(tmp_path):
-    for rank_report in run_worker("leaving.py", 3, "hook", report_dir=tmp_path).reports:
-        assert rank_report == {"steps": AT_STEP, "batches": AT_STEP}
-
 
 @pytest.mark.parametrize(
     ("way", "rank", "text"),
