@@ -12,7 +12,18 @@ from provision.launch.ship import prefix_of
 from provision.transport import Transport
 
 NODE_TIMEOUT_S = 20.0
-_FACTS = ("hostname", "uid", "prefix", "openmpi", "python", "stack", "gpus", "ptrace_scope", "project")
+_FACTS = (
+    "hostname",
+    "uid",
+    "prefix",
+    "openmpi",
+    "python",
+    "stack",
+    "built_with",
+    "gpus",
+    "ptrace_scope",
+    "project",
+)
 _PROVISION = "run `fab provision`"
 _EXIT_MISSING = 69  # of scripts/node: something that provisioning brings is not there
 _OWN_REMEDY = re.compile(r"; run `?fab provision`?$")
@@ -100,6 +111,10 @@ def problems(
         elif answer.facts.get("stack", "") != stack:
             shown = answer.facts.get("stack", "")[:12] or "none"
             found.append((name, f"stack {shown}, expected {stack[:12] or 'none'} as on the head", of_stack))
+        elif answer.facts.get("built_with") == "other":
+            found.append(
+                (name, f"the stack {cluster.stack} was built with another Open MPI than {got}", of_stack)
+            )
         if project_digest is not None and answer.facts.get("project") != f"ok {project_digest}":
             found.append((name, _project_words(answer.facts.get("project", "unknown")), _AGAIN))
     return found

@@ -39,6 +39,15 @@ stack_digest() {
     sed -n 's/^ *"packages": *{\(.*\)}.*/\1/p' "$1" | sha256sum | cut -c 1-16
 }
 
+# Whether Horovod and mpi4py were built with the Open MPI in place: `here`, `other`, or nothing when no one wrote it down.
+built_with() {
+    local wanted got
+    wanted=$(sed -n 's/^ *"openmpi_digest": *"\([0-9a-f]*\)".*/\1/p' "$1" 2>/dev/null) || return 0
+    got=$(sed -n 's/^ *"digest": *"\([0-9a-f]*\)".*/\1/p' "$prefix/openmpi/.ringmaster.json" 2>/dev/null) || return 0
+    if [[ -z $wanted || -z $got ]]; then return 0; fi
+    if [[ $wanted == "$got" ]]; then printf 'here'; else printf 'other'; fi
+}
+
 gpu_count() {
     local devices=(/proc/driver/nvidia/gpus/*)
     if [[ -e ${devices[0]} ]]; then printf '%s' "${#devices[@]}"; else printf '0'; fi
@@ -73,6 +82,7 @@ main() {
     printf 'openmpi=%s\n' "$(openmpi_version)"
     printf 'python=%s\n' "$(python_version "$prefix/stacks/$stack")"
     printf 'stack=%s\n' "$(stack_digest "$prefix/stacks/$stack/.ringmaster.json")"
+    printf 'built_with=%s\n' "$(built_with "$prefix/stacks/$stack/.ringmaster.json")"
     printf 'gpus=%s\n' "$(gpu_count)"
     printf 'ptrace_scope=%s\n' "$(cat "$ptrace" 2>/dev/null || echo 0)"
     [[ $project == - ]] || printf 'project=%s\n' "$(project_state "$project")"

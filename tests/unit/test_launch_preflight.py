@@ -75,6 +75,7 @@ def test_a_host_that_is_not_in_the_output_has_no_answer() -> None:
         ([answer("h1"), answer("h2", python="bash: no such file")], "h2", "python does not run"),
         ([answer("h1"), answer("h2", python="missing", stack="")], "h2", "stack tf1 is not installed"),
         ([answer("h1"), answer("h2", stack="ffff")], "h2", "stack ffff, expected 0a1b"),
+        ([answer("h1"), answer("h2", built_with="other")], "h2", "built with another Open MPI than 4.1.8"),
         (
             [answer("h1"), answer("h2", project="differs train.py: FAILED")],
             "h2",
@@ -92,6 +93,7 @@ def test_a_host_that_is_not_in_the_output_has_no_answer() -> None:
         "python",
         "no stack",
         "stack",
+        "built with another MPI",
         "older copy",
         "no project",
         "other version",
@@ -139,6 +141,20 @@ def test_a_missing_stack_is_named_with_what_installs_it(tmp_path: Path) -> None:
         "tf1": [],
         "tf2": [("h1", "the stack tf2 is not installed", "run `fab provision --stack tf2`")],
     }
+
+
+@pytest.mark.parametrize(("in_place", "said"), [("aa", "here"), ("bb", "other"), (None, "")])
+def test_open_mpi_that_the_stack_was_built_with(in_place: str | None, said: str, tmp_path: Path) -> None:
+    """The real node_check.sh beside the lines that the installers write down."""
+    (tmp_path / "libexec").mkdir()
+    script = shutil.copy(scripts_dir() / "node" / "node_check.sh", tmp_path / "libexec")
+    (tmp_path / "stacks/tf1").mkdir(parents=True)
+    (tmp_path / "stacks/tf1/.ringmaster.json").write_text('{\n "openmpi_digest": "aa",\n "digest": "cc"\n}\n')
+    (tmp_path / "openmpi").mkdir()
+    if in_place:
+        (tmp_path / "openmpi/.ringmaster.json").write_text(f'{{\n "digest": "{in_place}"\n}}\n')
+    done = subprocess.run(["bash", script], capture_output=True, text=True, timeout=30, check=True)
+    assert f"built_with={said}" in done.stdout.splitlines()
 
 
 def test_a_missing_orted_is_a_fault_of_open_mpi_not_of_the_way_there(tmp_path: Path) -> None:
