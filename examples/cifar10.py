@@ -176,12 +176,12 @@ def give_up(problem):
 
 def main():
     arguments = parse_arguments()
-    tf.disable_eager_execution()  # the Trainer builds graphs; TensorFlow 1 does so anyway
     try:
         training, held_out, source = load(arguments)
     except DatasetError as error:
         give_up(error)
 
+    tf.disable_eager_execution()  # the Trainer builds graphs; TensorFlow 1 does so anyway
     ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1))
     steps_per_epoch = math.ceil(len(training) / (ranks * arguments.batch_size))
     steps = arguments.max_steps or math.ceil(

@@ -83,11 +83,11 @@ def parse_arguments(argv=None):
 
 def main():
     arguments = parse_arguments()
-    tf.disable_eager_execution()  # the Trainer builds graphs; TensorFlow 1 does so anyway
     try:
         training, held_out = mnist.load(arguments.data_dir)
     except mnist.datasets.DatasetError as error:
-        sys.exit(f"early_stopping.py: {error}")
+        mnist.give_up(error)
+    tf.disable_eager_execution()  # the Trainer builds graphs; TensorFlow 1 does so anyway
     job = make_trainer(arguments, training, held_out)
     best_step, accuracy, reason = train(job, arguments.validate_steps, arguments.patience)
     if job.is_master:

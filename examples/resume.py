@@ -68,11 +68,11 @@ def parse_arguments(argv=None):
 
 def main():
     arguments = parse_arguments()
-    tf.disable_eager_execution()  # the Trainer builds graphs; TensorFlow 1 does so anyway
     try:
         training, _ = mnist.load(arguments.data_dir)
     except mnist.datasets.DatasetError as error:
-        sys.exit(f"resume.py: {error}")
+        mnist.give_up(error)
+    tf.disable_eager_execution()  # the Trainer builds graphs; TensorFlow 1 does so anyway
     job = trainer.Trainer(
         training_dataset=numbered_stream(training, arguments.epochs, arguments.seed),
         build_training_func=build_training,

@@ -24,6 +24,26 @@ _REMAINS = re.compile(
 _PART = re.compile(rf"({_NAME}-\d+)\.(data-\d+-of-\d+|meta)")
 
 
+def make_directory(argument, directory):
+    """Make `directory`, which the user gave as `argument`, where it does not exist.
+
+    Raises:
+        SharedError: it cannot be made or written.
+    """
+    problem = None
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        problem = error.strerror
+    else:
+        if not os.access(directory, os.W_OK | os.X_OK):
+            problem = "not writable"
+    if problem is not None:
+        raise SharedError(
+            f"{argument}: got {directory} ({problem}), expected a directory that rank 0 can make or write to"
+        )
+
+
 def choose(directory):
     """Make sure that training goes on from the newest checkpoint that can be read, and tidy up after killed saves.
 

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 
+from trainer.checkpoints import make_directory
 from trainer.compat import tf
 
 logger = logging.getLogger("trainer")
@@ -93,7 +94,7 @@ class MetricsWriter:
     """Writes `metrics.jsonl` and TensorBoard scalars into a directory."""
 
     def __init__(self, directory):
-        os.makedirs(str(directory), exist_ok=True)
+        make_directory("metrics_dir", str(directory))
         self._lines = open(os.path.join(str(directory), "metrics.jsonl"), "a")  # noqa: SIM115
         self._events = tf.summary.FileWriter(str(directory))
 

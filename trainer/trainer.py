@@ -265,8 +265,8 @@ class Trainer:
         due = [shared_stop]
         scaffold = tf.train.Scaffold()
         if spec.checkpoint_dir is not None and self.is_master:
-            os.makedirs(str(spec.checkpoint_dir), exist_ok=True)
             directory = str(spec.checkpoint_dir)
+            checkpoints.make_directory("checkpoint_dir", directory)
             # Not one of TensorFlow's cache, which writes the whole graph, arrays and all.
             events = tf.summary.FileWriter(directory)
             checkpoints.choose(directory)

@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 import tarfile
 
 import numpy as np
@@ -104,6 +105,29 @@ def test_wrong_folders_and_cut_archives(contents, tmp_path):
     with pytest.raises(DatasetError) as caught:
         cifar10.load(tmp_path, is_verified=False)
     _one_line(caught, "it holds no data_batch_3.bin")
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda archive: archive.write_bytes(archive.read_bytes()[:-40]), "no complete tar.gz archive"),
+        (lambda archive: None, "not as published"),
+        (lambda archive: archive.unlink(), "holds no CIFAR-10"),
+        (lambda archive: archive.parent.rename(archive.parent.parent / "other"), "no such file or folder"),
+    ],
+)
+def test_example_gives_up_with_one_line(damage, text, contents, tmp_path, monkeypatch):
+    archive = tmp_path / "data" / cifar10.ARCHIVE.name
+    archive.parent.mkdir()
+    _archive(archive, contents)
+    damage(archive)
+    monkeypatch.setattr(sys, "argv", ["cifar10.py", "--data-dir", str(archive.parent)])
+    with pytest.raises(SystemExit) as caught:
+        example.main()
+    assert isinstance(caught.value.code, str), "a message: the exit status is 1"
+    assert caught.value.code.startswith("cifar10.py: ")
+    assert text in caught.value.code
+    assert "\n" not in caught.value.code
 
 
 def test_unwritable_folder_is_one_line(tmp_path):

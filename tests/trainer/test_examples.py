@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from tests.trainer.launch import ROOT, run
 
 EXAMPLES = ROOT / "examples"
@@ -34,3 +36,25 @@ def test_resume_goes_on_in_step_and_in_data(tmp_path):
         for step, place in re.findall(r"step (\d+)/63, .*first image (\d+)", output)
     }
     assert places == {step: (step - 1) * 128 for step in range(1, 64)}
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "text"),
+    [
+        ("early_stopping.py", ["--data-dir", "{place}"], "early_stopping.py: {place}"),
+        (
+            "resume.py",
+            ["--checkpoint-dir", "{place}"],
+            "trainer: checkpoint_dir: got {place} (Not a directory)",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_for_all_ranks(script, words, text, tmp_path):
+    (tmp_path / "file").write_text("")
+    place = str(tmp_path / "file" / "below")
+    job = run(EXAMPLES / script, 2, *(word.format(place=place) for word in words))
+    assert job.status != 0
+    lines = [line for line in job.output.splitlines() if place in line]
+    assert len(lines) == 1, job.output
+    assert text.format(place=place) in lines[0]
+    assert "Traceback" not in job.output

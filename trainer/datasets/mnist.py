@@ -91,7 +91,7 @@ def read_idx(directory, file, dimensions):
     try:
         with gzip.open(path, "rb") as source:
             content = source.read()
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise DatasetError(
             f"{path}: no such file; expected {file.name} of MNIST (content with sha256 {file.sha256}): "
             "name the folder that holds it with --data-dir, or "
