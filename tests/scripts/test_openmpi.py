@@ -305,6 +305,8 @@ def test_a_signal_ends_the_build_and_its_children(site: Site, sources: dict[str,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Background jobs ignore SIGINT, those of nohup SIGHUP, and bash cannot trap what was ignored when it began.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 20
     while not workers(site.prefix) and time.monotonic() < deadline:
