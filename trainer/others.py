@@ -29,9 +29,10 @@ def saver_for(directory, state, size):
     if path is None:
         return None
     shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
-    problems = [
-        problem for variable in _to_restore(state) for problem in [_problem(variable, shapes)] if problem
-    ]
+    is_ours = state.op.name in shapes
+    anew = [] if is_ours else _slots_of_more_weights(shapes)
+    wanted = _to_restore([state, *anew])
+    problems = [problem for variable in wanted for problem in [_problem(variable, shapes)] if problem]
     if problems:
         more = len(problems) - _NAMES_SHOWN
         raise SharedError(
@@ -40,11 +41,28 @@ def saver_for(directory, state, size):
                 path, ", ".join(problems[:_NAMES_SHOWN]), f" and {more} more" if more > 0 else ""
             )
         )
-    return None if state.op.name in shapes else _WithoutState(state, size)
+    return None if is_ours else _WithoutState(state, anew, size)
 
 
-def _to_restore(state):
-    return [variable for variable in tf.global_variables() if variable is not state]
+def _to_restore(others):
+    left_out = {id(variable) for variable in others}
+    return [variable for variable in tf.global_variables() if id(variable) not in left_out]
+
+
+def _slots_of_more_weights(shapes):
+    """Return the optimizer's variables that a checkpoint lacks for some weights while it has those for others.
+
+    TensorLayer's Trainer builds the validation first, and what that makes untrainable, such as gamma and beta of
+    TensorLayer's batch normalisation, it never trains; with Adam, say, they have no moments then.
+    """
+    weights = {variable.op.name for variable in tf.trainable_variables()}
+    kinds = {name.rpartition("/")[2] for name in shapes if name.rpartition("/")[0] in weights}
+    found = []
+    for variable in tf.global_variables():
+        weight, _, kind = variable.op.name.rpartition("/")
+        if variable.op.name not in {*weights, *shapes} and weight in weights and kind in kinds:
+            found.append(variable)
+    return found
 
 
 def _problem(variable, shapes):
@@ -61,15 +79,18 @@ def _problem(variable, shapes):
 class _WithoutState(tf.train.Saver):
     """Saves like any other; restores also a checkpoint that lacks the state, which then starts at the data's start."""
 
-    def __init__(self, state, size):
+    def __init__(self, state, anew, size):
+        """Args:
+        anew: more variables that the checkpoint may lack; they start with their initial values.
+        """
         super().__init__(sharded=True, allow_empty=True)
-        saveables = [*_to_restore(state), *tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)]
+        saveables = [*_to_restore([state, *anew]), *tf.get_collection(tf.GraphKeys.SAVEABLE_OBJECTS)]
         self._state_name = state.op.name
         self._others = tf.train.Saver(saveables, sharded=True, allow_empty=True)
         self._step = tf.cast(tf.train.get_or_create_global_step(), tf.int64)
-        self._start = state.assign(
-            tf.stack([tf.zeros([], tf.int64), self._step * size, state.initial_value[2]])
-        )
+        start = state.assign(tf.stack([tf.zeros([], tf.int64), self._step * size, state.initial_value[2]]))
+        self._start = tf.group(start, *[variable.initializer for variable in anew])
+        self._untrained = sorted({variable.op.name.rpartition("/")[0] for variable in anew})
 
     def restore(self, session, path):
         """Restore; without a state every step made counts as one mini-batch on each of today's ranks."""
@@ -80,6 +101,7 @@ class _WithoutState(tf.train.Saver):
         session.run(self._start)
         logger.warning(
             "%s was written by another program: weights, optimizer and step go on, but how far into the data it was is "
-            "not known: the data starts at its beginning",
+            "not known: the data starts at its beginning%s",
             os.path.basename(path),
+            f"; not trained so far: {', '.join(self._untrained)}" if self._untrained else "",
         )
