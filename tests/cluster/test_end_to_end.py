@@ -90,6 +90,43 @@ def accuracy_of(output: str) -> float:
     return float(found[1])
 
 
+def ranks_on(lab: Lab, script: str) -> dict[str, int]:
+    """How many Python processes run `script` on each host, as seen on the hosts themselves."""
+    return {
+        node.name: sum(
+            Path(process.args[0]).name.startswith("python") and process.args[1].endswith(f"/{script}")
+            for process in node.workload()
+            if len(process.args) > 1
+        )
+        for node in lab.bed.nodes()
+    }
+
+
+def test_cifar10_trains_on_two_hosts_on_drawn_pictures(lab: Lab) -> None:
+    script = str(ROOT / "examples" / "cifar10.py")
+    words = ("--synthetic-images", "2000", "--epochs", "2")
+    process = lab.start("train", "--script", script, "--np", "2", "--", *words)
+    seen = []
+    try:
+        lines = []
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if "training on" in line:
+                seen.append(ranks_on(lab, "cifar10.py"))
+        status = process.wait(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    output = "".join(lines)
+    assert status == 0, output
+    assert seen == [{"h1": 1, "h2": 1, "h3": 0}], output
+    assert "training on 2000 SYNTHETIC pictures, not CIFAR-10" in output
+    found = re.findall(r"test accuracy ([01]\.\d+) on 500 held-out images, SYNTHETIC .*, 2 ranks,", output)
+    assert len(found) == 1, output
+    assert float(found[0]) >= 0.25, "chance is 0.1"
+
+
 def test_full_mnist_on_three_hosts_reaches_97_percent_twice_alike(lab: Lab) -> None:
     data = os.environ.get("RINGMASTER_TEST_DATA")
     if not data:
