@@ -49,12 +49,16 @@ def environment(**more):
     return values
 
 
-def start(words, size, log):
-    """Start a job in a process group of its own, its output in the file `log`; returns the process of mpirun."""
+def start(words, size, log, **variables):
+    """Start a job in a process group of its own, its output in the file `log`; returns the process of mpirun.
+
+    Args:
+        variables: more environment variables of the ranks.
+    """
     command = [*mpirun(), "--oversubscribe", "--bind-to", "none", "--tag-output", "-np", str(size), *words]
     return subprocess.Popen(
         command,
-        env=environment(),
+        env=environment(**variables),
         cwd=str(ROOT),
         stdin=subprocess.DEVNULL,
         stdout=log,

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.trainer.forks import fork_server, start, wait
 from tests.trainer.launch import WORKERS, run, run_worker
 
 
@@ -19,15 +20,48 @@ def test_input_and_computation_overlap(size, tmp_path):
         assert report["mapped_s"] < 1.6 * wait_s, report
 
 
-@pytest.mark.parametrize(("way", "last"), [("raise", "KeyError: 'the cause of it all'"), ("exit", None)])
+def _check_end(status, output, directory, last):
+    assert status != 0
+    assert not list(directory.glob("rank*.json"))
+    assert time.time() - float((directory / "failed_at.txt").read_text()) < 15
+    if last is not None:
+        said = [line for line in output.splitlines() if re.match(r"\[1,\d\]<std...>:.", line)]
+        assert said[-1] == f"[1,1]<stderr>:{last}", output
+        assert "[1,1]<stderr>:trainer: rank 1 of 3 failed:" in said, output
+
+
+CAUSE = "KeyError: 'the cause of it all'"
+
+
+@pytest.mark.parametrize(("way", "last"), [("raise", CAUSE), ("exit", None)])
 def test_failure_of_one_rank_ends_the_job(way, last, tmp_path):
     job = run(WORKERS / "failing.py", 3, way, report_dir=tmp_path, timeout_s=180)
-    assert job.status != 0
-    assert job.reports == []
-    assert time.time() - float((tmp_path / "failed_at.txt").read_text()) < 10
-    if last is not None:
-        said = [line for line in job.output.splitlines() if re.match(r"\[1,\d\]<std...>:.", line)]
-        assert said[-1] == f"[1,1]<stderr>:{last}", job.output
+    _check_end(job.status, job.output, tmp_path, last)
+
+
+def test_other_failures_of_one_rank_end_the_job_too(tmp_path):
+    ways = {
+        "hook": CAUSE,
+        "nan": "tensorflow.python.training.basic_session_run_hooks.NanLossDuringTrainingError: "
+        "NaN loss during training.",
+        # These come out of the graph, which adds lines of its own behind the reason.
+        "input": None,
+        "validation": None,
+        "os_exit": None,
+    }
+    with fork_server(tmp_path) as words:
+        for way, last in ways.items():
+            directory = tmp_path / way
+            directory.mkdir()
+            with open(directory / "log", "w") as log:
+                command = [*words, str(WORKERS / "failing.py"), way]
+                status = wait(start(command, 3, log, TRAINER_TEST_REPORTS=str(directory)), 180)
+            output = (directory / "log").read_text()
+            _check_end(status, output, directory, last)
+            if way in ("input", "validation"):
+                assert f"[1,1]<stderr>:{CAUSE}" in output, output
+                assert "[1,1]<stderr>:trainer: rank 1 of 3 failed:" in output, output
+                assert "rank 0 of 3 failed" not in output, output
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
