@@ -1,6 +1,7 @@
 """After kill -9 training goes on from the last checkpoint: same step, same loss, the samples that come next."""
 
 import collections
+import json
 
 import pytest
 
@@ -72,3 +73,21 @@ def test_finished_job_ends_at_once(kind, tmp_path):
         steps.append(_samples(_steps(tmp_path, 2, "never"), 1, 3))
     assert len(steps[0]) == 12
     assert steps[1] == steps[0]
+
+
+def test_limit_and_warmup_go_on_with_another_number_of_ranks(tmp_path):
+    """1,003 mini-batches: 80 steps of 3 ranks, 381 of 2, nothing left to do for 3; the warm-up ends on the way."""
+    runs = (
+        # ranks, mini-batches, first step, last step, rate at the end
+        (3, 242, 0, 80, 0.01 * 3 * (1 / 3 + (1 - 1 / 3) * 80 / 100)),
+        (2, 1003, 80, 80 + (1003 - 240) // 2, 0.01 * 2),
+        (3, 1003, 461, 461, 0.01 * 3),
+    )
+    for size, limit, first, last, rate in runs:
+        more = json.dumps({"max_iteration": limit, "warmup_steps": 100, "save_checkpoint_steps": 1000})
+        arguments = [tmp_path, 60, 100, "known", "never", more]
+        job = run_worker("resume.py", size, *arguments, report_dir=tmp_path)
+        for report in job.reports:
+            assert (report["started_at"], report["ended_at"]) == (first, last)
+            assert report["finished_at_once"] == (first == last)
+            assert report["rate"] == pytest.approx(rate, rel=1e-5)

@@ -1,5 +1,9 @@
-"""Trains with checkpoints every 4 steps; with a kill step, rank 0 dies by SIGKILL in that step."""
+"""Trains with checkpoints every 4 steps; with a kill step, rank 0 dies by SIGKILL in that step.
 
+A last argument holds other arguments of the Trainer instead, as JSON.
+"""
+
+import json
 import os
 import signal
 import sys
@@ -68,8 +72,8 @@ job = trainer.Trainer(
     {"learning_rate": 0.01, "momentum": 0.9},
     batch_size=2,
     checkpoint_dir=os.path.join(DIRECTORY, "checkpoints"),
-    save_checkpoint_steps=4,
     hooks=[Losses()],
+    **(json.loads(sys.argv[6]) if len(sys.argv) > 6 else {"save_checkpoint_steps": 4}),
 )
 recorder.start = started_at = job.global_step
 finished_at_once = job.session.should_stop()
