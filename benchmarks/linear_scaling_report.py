@@ -81,13 +81,27 @@ def verdicts(summaries: list[Summary]) -> list[str]:
     ]
 
 
+def rows(results: dict) -> list[tuple[str, str, str, str, str]]:
+    """Return the comparison, for every arm: name, test accuracies, mean, standard deviation, points from one rank."""
+    return [
+        (
+            summary.arm.label.format(ranks=results["settings"]["ranks"]),
+            " ".join(f"{value:.2f}" for value in summary.accuracies),
+            f"{statistics.mean(summary.accuracies):.2f}",
+            f"{spread(summary.accuracies):.2f}",
+            "-" if summary.arm.is_alone else f"{summary.difference:+.2f} ({spread(summary.differences):.2f})",
+        )
+        for summary in summarise(results)
+    ]
+
+
 def print_report(results: dict) -> None:
     """Print the tuning, the comparison and the verdicts."""
     # Only who runs the experiment needs it.
     from rich.console import Console
     from rich.table import Table
 
-    console, ranks = Console(), results["settings"]["ranks"]
+    console = Console()
     if results["tuning"]:
         tuning = Table("rate of 1 rank", "held-out training images, %", title="choice of the rate")
         for rate in sorted({run["learning_rate"] for run in results["tuning"]}):
@@ -95,18 +109,10 @@ def print_report(results: dict) -> None:
             tuning.add_row(f"{rate:g}", " ".join(f"{value:.2f}" for value in runs))
         console.print(tuning)
     table = Table("arm", "test accuracy of each seed, %", "mean", "sd", "points from 1 rank (sd)")
-    summaries = summarise(results)
-    for summary in summaries:
-        accuracies = summary.accuracies
-        table.add_row(
-            summary.arm.label.format(ranks=ranks),
-            " ".join(f"{value:.2f}" for value in accuracies),
-            f"{statistics.mean(accuracies):.2f}",
-            f"{spread(accuracies):.2f}",
-            "" if summary.arm.is_alone else f"{summary.difference:+.2f} ({spread(summary.differences):.2f})",
-        )
+    for row in rows(results):
+        table.add_row(*row)
     console.print(table)
-    for verdict in verdicts(summaries):
+    for verdict in verdicts(summarise(results)):
         console.print(verdict, highlight=False)
 
 
