@@ -12,8 +12,8 @@ import warnings
 
 # Start-up chatter about CPU features and, on a host without an NVIDIA driver, errors about its absence. Set the
 # variable yourself to see them; what makes a step fail is raised as an exception at any level.
-_HAS_DRIVER = any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/dxg"))
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1" if _HAS_DRIVER else "3")
+HAS_DRIVER = any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/dxg"))
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1" if HAS_DRIVER else "3")
 
 with warnings.catch_warnings():
     # NumPy warns about dtypes inside TensorFlow 1.15's own modules; only their import is silenced.
@@ -35,6 +35,7 @@ for _module, _switch, _quiet in (
 warnings.filterwarnings("ignore", message=r"`tf\.layers\.\w+` is deprecated", category=UserWarning)
 
 __all__ = [
+    "HAS_DRIVER",
     "called_layers",
     "graph_of",
     "horovod",

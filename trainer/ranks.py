@@ -9,7 +9,7 @@ import time
 import traceback
 from dataclasses import dataclass
 
-from trainer.compat import horovod, tf
+from trainer.compat import HAS_DRIVER, horovod, tf
 
 logger = logging.getLogger("trainer")
 
@@ -17,6 +17,11 @@ logger = logging.getLogger("trainer")
 _FORWARD_S = 0.5
 # Ranks that fail alike leave the word to rank 0, which ends the job; they end on their own if it does not.
 _YIELD_S = 10.0
+
+
+# Horovod looks for gradients to send every so often, by default every millisecond: long beside a step of a few. Ranks
+# on one host agree on that in microseconds; over a network it would keep a core busy.
+_ONE_HOST_CYCLE_MS = "0.3"
 
 
 class SharedError(ValueError):
@@ -49,6 +54,8 @@ def start():
         RuntimeError: mpirun started several processes that do not see each other.
     """
     hvd = horovod()
+    if _is_one_cpu_host():
+        os.environ.setdefault("HOROVOD_CYCLE_TIME", _ONE_HOST_CYCLE_MS)
     hvd.init()
     ranks = Ranks(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
     for name in ("RINGMASTER_NP", "OMPI_COMM_WORLD_SIZE"):
@@ -61,6 +68,14 @@ def start():
     if not isinstance(sys.excepthook, _EndJob):
         sys.excepthook = _EndJob(ranks, sys.excepthook)
     return ranks
+
+
+def _is_one_cpu_host():
+    """Say whether the whole job is on one host without an NVIDIA GPU; known before MPI starts where mpirun tells."""
+    launched = os.environ.get("OMPI_COMM_WORLD_SIZE")
+    return (
+        launched is not None and launched == os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") and not HAS_DRIVER
+    )
 
 
 def has_failed():
