@@ -1,4 +1,4 @@
-"""Tables of the speed benchmark: medians, ratios, and what TRAINER.md's section on speed asks of them."""
+"""Tables of the speed benchmark: medians, ratios, and the goals they are held to."""
 
 from __future__ import annotations
 

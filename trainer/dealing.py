@@ -135,9 +135,8 @@ def _with_next_count(batches):
     """
     if any(kind is not tf.Tensor for kind in tf.nest.flatten(tf.data.get_output_classes(batches))):
         raise TypeError(
-            "training_dataset: got sparse or ragged elements and an unknown number of samples; expected "
-            "dense "
-            "tensors (or end the dataset with .take(n))"
+            "training_dataset: got sparse or ragged elements and an unknown number of samples; expected dense tensors: "
+            "make them so in a map (tf.sparse.to_dense)"
         )
     types, shapes = tf.data.get_output_types(batches), tf.data.get_output_shapes(batches)
     empty = tf.nest.map_structure(
