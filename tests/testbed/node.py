@@ -163,8 +163,9 @@ class TestbedNode:
         return processes.in_namespace_of(pid) if pid is not None and processes.is_alive(pid) else []
 
     def workload(self) -> list[Process]:
-        """What runs besides init and sshd: empty on an idle host."""
-        return [p for p in self.processes() if p.pid != 1 and p.name not in SYSTEM_PROCESSES]
+        """What runs besides init and sshd: empty on an idle host. A process that init has yet to reap runs no more."""
+        found = (p for p in self.processes() if p.pid != 1 and p.name not in SYSTEM_PROCESSES)
+        return [p for p in found if p.state != "Z"]
 
     # -- faults --------------------------------------------------------------------------------------------
 
