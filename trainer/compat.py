@@ -40,6 +40,7 @@ __all__ = [
     "graph_of",
     "horovod",
     "in_graph",
+    "is_closed",
     "is_dataset",
     "is_eager",
     "keras_layer_class",
@@ -96,6 +97,11 @@ def in_graph(graph):
         return
     with graph.as_default():
         yield
+
+
+def is_closed(session):
+    """Say whether a `MonitoredSession` is closed, which can be done once only (no public name)."""
+    return session._is_closed()
 
 
 def users_of(op):

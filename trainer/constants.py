@@ -16,13 +16,30 @@ def feed_arrays(datasets):
 
     Args:
         datasets: what the Trainer uses of the current graph, before any session has run it.
+
+    Returns:
+        The constants that the datasets need no more, for `empty`.
     """
+    replaced = []
     ours = {op.name for dataset in datasets for op in data.upstream_ops(dataset)}
     for dataset in datasets:
         for op in data.upstream_ops(dataset):
             if op.type == "Const" and _size_bytes(op) > LARGE_BYTES and _users_beyond(op) <= ours:
                 with variant_of(dataset).graph.as_default():
                     _feed(op)
+                replaced.append(op)
+    return replaced
+
+
+def empty(replaced):
+    """Take the arrays of these constants out of the graph, once it is complete, where nothing in it uses them.
+
+    No operation can be taken out of a graph, only its value. A build function may have used the very tensor that the
+    script made the dataset of, for its mean, say.
+    """
+    for op in replaced:
+        if not users_of(op):
+            set_constant(op, np.zeros([0], op.outputs[0].dtype.as_numpy_dtype))
 
 
 def _size_bytes(op):
@@ -50,8 +67,6 @@ def _feed(op):
         for index, taken in enumerate(user.inputs):
             if taken is output:
                 replace_input(user, index, placeholder)
-    # Nothing uses it any more, but no operation can be taken out of a graph.
-    set_constant(op, np.zeros([0], output.dtype.as_numpy_dtype))
 
 
 def without_large_constants(meta_graph):

@@ -187,6 +187,19 @@ def count_samples(dataset):
     return _count(variant_of(dataset).op)
 
 
+def never_ends(dataset):
+    """Say whether `dataset` has no end, also where the number of samples that it repeats is unknown."""
+    op = variant_of(dataset).op
+    if _count(op) == INFINITE:
+        return True
+    while op.type in _SAME_COUNT or op.type == "SkipDataset":
+        op = op.inputs[0].op
+    if op.type not in _REPEATING:
+        return False
+    times = _constant(op.inputs[1 if op.type == "RepeatDataset" else 4])
+    return times is not None and times < 0
+
+
 def samples_per_epoch(dataset):
     """Return the number of elements of `dataset` before it is repeated, or `UNKNOWN`."""
     return _epoch(variant_of(dataset).op)

@@ -23,7 +23,7 @@ class DirectSteps:
         self._session = None
         self._calls = {}
 
-    def run(self, monitored_session):
+    def run(self):
         """Make one step, if it is one that needs no hook; return whether it was made."""
         steps = self._steps
         step = steps.step + 1
@@ -31,8 +31,9 @@ class DirectSteps:
             return False
         fetches = steps.fetches_of(step)
         is_logged = fetches is not None
-        if self._session is None:
-            self._session = monitored_session.run_step_fn(lambda step_context: step_context.session)
+        if self._session is not steps.session:
+            # The first, or one that a MonitoredSession made anew in a step with hooks or in a validation.
+            self._session, self._calls = steps.session, {}
         call = self._calls.get(is_logged)
         if call is None:
             train_op = self._graph.train_op
@@ -43,7 +44,6 @@ class DirectSteps:
             values = call()
         except (tf.errors.AbortedError, tf.errors.UnavailableError):
             # A MonitoredSession knows how to go on after these; it meets them again, or makes the step.
-            self._session, self._calls = None, {}
             return False
         steps.made(step, tf.nest.pack_sequence_as(fetches, values[1:]) if is_logged else {})
         return True

@@ -137,10 +137,12 @@ def _updates_of(network, layers, earlier):
         layers: the Keras layers that were called to make it.
         earlier: the graph's operations before that.
     """
-    updates = list(tf.get_collection(tf.GraphKeys.UPDATE_OPS))
+    fed = _ops_that_need_feeding(tf.get_default_graph())
+    # A network that the script made before, on a placeholder, has left updates that could not run.
+    collected = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    updates = [update for update in collected if getattr(update, "op", update) not in fed]
     # Keras layers keep their updates to themselves, together with those of other calls: in another graph, on other
     # data, on the placeholder that a model is made with.
-    fed = _ops_that_need_feeding(tf.get_default_graph())
     owners = [*layers, network] if isinstance(network, keras_layer_class()) else layers
     for update in [update for layer in owners for update in layer.updates]:
         op = getattr(update, "op", update)

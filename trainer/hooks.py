@@ -93,12 +93,14 @@ class StepHook(tf.train.SessionRunHook):
         self._left_out = 0
         self._ends_with_data = False
         self._position = 0
+        self.session = None  # the plain one below the monitored one
         self.step = 0
         self.is_finished = False
 
     def after_create_session(self, session, coord):
         """Plan the steps from the state that was initialised or restored."""
         graph, size = self._graph, self._ranks.size
+        self.session = session
         self.step, (position, minibatches, _) = session.run([graph.global_step, graph.state])
         self.step, self._position = int(self.step), int(position)
         plan = plan_steps(

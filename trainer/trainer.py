@@ -4,10 +4,9 @@ import atexit
 import contextlib
 import math
 import time
-import weakref
 
 from trainer import checkpoints, constants, data, others
-from trainer.compat import in_graph, tf
+from trainer.compat import in_graph, is_closed, tf
 from trainer.direct import DirectSteps
 from trainer.graph import build_training_graph
 from trainer.hooks import BroadcastHook, StepHook, SummaryHook
@@ -23,7 +22,7 @@ from trainer.ranks import (
 )
 from trainer.results import short_name
 from trainer.sharing import SharedVariables
-from trainer.spec import INFINITE, TrainSpec, warmup_step_count
+from trainer.spec import TrainSpec, warmup_step_count
 from trainer.user_hooks import SharedStopHook
 from trainer.validation import Validation
 
@@ -121,11 +120,13 @@ class Trainer:
         samples = data.count_samples(training_dataset)
         # Refuses an epoch of unknown length before MPI starts.
         warmup_step_count(spec, data.samples_per_epoch(training_dataset), 1)
-        constants.feed_arrays([each for each in (training_dataset, validation_dataset) if each is not None])
+        replaced = constants.feed_arrays(
+            [each for each in (training_dataset, validation_dataset) if each is not None]
+        )
         feeds = data.feeds_of(training_dataset)
         if validation_dataset is not None:
             data.feeds_of(validation_dataset)
-            if data.count_samples(validation_dataset) == INFINITE:
+            if data.never_ends(validation_dataset):
                 raise ValueError(
                     "validation_dataset: it never ends; expected a dataset without .repeat(), which is read once "
                     "for each validation"
@@ -145,13 +146,15 @@ class Trainer:
         with shared.validation():
             self._validation = None if validation_dataset is None else Validation(spec, self._ranks)
         shared.check()
+        constants.empty(replaced)
         self._reporter = Reporter(self._ranks, metrics_dir) if does_log(self._ranks) else None
         if self._reporter is not None:
             before_last_words(self._reporter.clear_bar)
         self._training_graph = graph
         self._steps = StepHook(spec, self._ranks, graph, samples, feeds, self._reporter)
         self._session = self._make_session(config, graph.shuffle_seeds)
-        atexit.register(_close, weakref.ref(self))
+        # Kept until then: a script may drop it before its last steps are saved and its scalars written.
+        atexit.register(self._close_at_exit)
 
     # ---- members ---------------------------------------------------------------------------------------------
 
@@ -208,7 +211,7 @@ class Trainer:
             raise tf.errors.OutOfRangeError(None, None, f"training is over after step {self.global_step}")
         try:
             with self._need_of_other_ranks():
-                if not self._direct.run(self._session):
+                if not self._direct.run():
                     # What hooks save and write needs a graph, wherever the user calls this from.
                     with in_graph(self._graph):
                         self._session.run(self._train_op)
@@ -304,10 +307,17 @@ class Trainer:
 
     def close(self):
         """Close the session and what rank 0 writes; the process's end does it too."""
-        with in_graph(self._graph):
-            self._session.close()
+        atexit.unregister(self._close_at_exit)
+        if not is_closed(self._session):
+            with in_graph(self._graph):
+                self._session.close()
         if self._reporter is not None:
             self._reporter.close()
+
+    def _close_at_exit(self):
+        # What an exception interrupted is not worth a checkpoint.
+        if not has_failed():
+            self.close()
 
 
 def _check_with_tensorflow(spec):
@@ -324,10 +334,3 @@ def _check_with_tensorflow(spec):
     for hook in spec.hooks:
         if not isinstance(hook, tf.train.SessionRunHook):
             raise TypeError(f"hooks: got {hook!r}, expected tf.train.SessionRunHook objects")
-
-
-def _close(reference):
-    trainer = reference()
-    # What an exception interrupted is not worth a checkpoint.
-    if trainer is not None and not has_failed():
-        trainer.close()

@@ -11,7 +11,7 @@ import trainer
 from tests.trainer.launch import ROOT
 from trainer.compat import tf
 from trainer.ranks import HostError, Ranks, session_config
-from trainer.spec import INFINITE, plan_steps
+from trainer.spec import INFINITE, TrainSpec, plan_steps
 
 
 def _pairs(count=8):
@@ -230,6 +230,30 @@ def test_arrays_stay_out_of_the_graph():
     assert tf.get_default_graph().as_graph_def().ByteSize() < 10000
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda dataset: dataset.repeat(), True),
+        (lambda dataset: dataset.filter(lambda x, y: y > 0).repeat().map(lambda x, y: (x, y)), True),
+        (lambda dataset: dataset.filter(lambda x, y: y > 0).repeat(2), False),
+        (lambda dataset: dataset.filter(lambda x, y: y > 0).repeat().take(3), False),
+    ],
+)
+def test_a_dataset_that_never_ends(change, expected):
+    assert trainer.data.never_ends(change(_pairs(8))) is expected
+
+
+def test_constant_that_the_network_uses_too_keeps_its_value():
+    rows = tf.constant(np.full((600, 1000), 3, np.float32))
+    dataset = tf.data.Dataset.from_tensor_slices((rows, tf.zeros([600])))
+    replaced = trainer.constants.feed_arrays([dataset])
+    assert replaced == [rows.op]
+    mean = tf.reduce_mean(rows)
+    trainer.constants.empty(replaced)
+    with tf.Session() as session:
+        assert session.run(mean) == 3
+
+
 def test_more_ranks_than_gpus_names_both():
     with pytest.raises(HostError, match=r"^\S+: 3 ranks on this host for 2 visible GPUs"):
         session_config(Ranks(0, 3, 0, 3), gpus=2)
@@ -243,6 +267,12 @@ def test_one_gpu_for_each_local_rank():
 
 def test_no_gpu_is_named_where_there_is_none():
     assert session_config(Ranks(0, 1, 0, 1), gpus=0).gpu_options.visible_device_list == ""
+
+
+@pytest.mark.parametrize(("batch", "wish", "ready"), [(8, None, 8), (64, None, 16), (64, 40, 40), (8, 0, 0)])
+def test_batches_kept_ready(batch, wish, ready):
+    spec = TrainSpec(None, _build, lambda learning_rate: None, RATE, batch_size=batch, prefetch_size=wish)
+    assert spec.prefetch_batches == ready
 
 
 @pytest.mark.parametrize("limit", [1e300, 10**30, 2**63 - 1])

@@ -14,6 +14,7 @@ def test_examples_run(tmp_path):
     script.write_text("\n\n".join(EXAMPLES))
     job = run(script, 1, timeout_s=150)
     assert job.status == 0, job.output
+    assert "Error in atexit" not in job.output, job.output
     lines = job.lines_of(0)
     # The first example's line as shown in the text, whatever its numbers are.
     shown = re.search(r"`12:00:00 (step 5/13, .*?)`", DOCUMENT).group(1)
