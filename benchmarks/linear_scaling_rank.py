@@ -76,6 +76,7 @@ def finite(value):
 
 
 def main():
+    tf.disable_eager_execution()  # no effect under TensorFlow 1.15, needed under 2
     task = json.loads(sys.argv[1])
     training, held_out = load(task)
     steps_per_epoch = len(training) // (SIZE * task["batch_size"])
