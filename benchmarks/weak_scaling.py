@@ -34,10 +34,13 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         self._bed.__enter__()
-        names = ",".join(node.name for node in self._bed.nodes)
-        self.ringmaster(
-            "provision", "--hosts", names, "--ssh-config", str(self._bed.ssh_config), "--mpi", "wheel"
-        )
+        try:
+            names = ",".join(node.name for node in self._bed.nodes())
+            hosts = ("--hosts", names, "--ssh-config", str(self._bed.ssh_config))
+            self.ringmaster("provision", *hosts, "--mpi", "wheel")
+        except BaseException:
+            self._bed.__exit__(*sys.exc_info())
+            raise
         return self
 
     def __exit__(self, *error) -> None:
