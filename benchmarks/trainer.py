@@ -58,8 +58,6 @@ def run_once(contender: str, model: str, ranks: int, options: argparse.Namespace
         BenchmarkError: it failed or took longer than `options.timeout`.
     """
     environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
-    # What the Trainer chooses on one host; the others get it too, so that only the loops differ.
-    environment.setdefault("HOROVOD_CYCLE_TIME", "0.3")
     if contender == TENSORLAYER:
         environment["PYTHONPATH"] = str(options.tensorlayer)
     with tempfile.TemporaryDirectory(prefix="ringmaster-bench-") as folder:

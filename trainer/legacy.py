@@ -11,16 +11,6 @@ import time
 from trainer.compat import tf
 from trainer.legacy_spec import TaskSpecDef, spec_of_environment, warn_once
 
-__all__ = [
-    "DistributedSession",
-    "LoadCheckpoint",
-    "StopAtTimeHook",
-    "TaskSpec",
-    "TaskSpecDef",
-    "create_distributed_session",
-    "create_task_spec_def",
-]
-
 # A cluster in which one process is missing waits without a word; after this long it is told what for.
 PATIENCE_S = 30
 

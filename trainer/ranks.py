@@ -54,8 +54,7 @@ def start():
         RuntimeError: mpirun started several processes that do not see each other.
     """
     hvd = horovod()
-    if _is_one_cpu_host():
-        os.environ.setdefault("HOROVOD_CYCLE_TIME", _ONE_HOST_CYCLE_MS)
+    choose_cycle_time()
     hvd.init()
     ranks = Ranks(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
     for name in ("RINGMASTER_NP", "OMPI_COMM_WORLD_SIZE"):
@@ -70,12 +69,14 @@ def start():
     return ranks
 
 
-def _is_one_cpu_host():
-    """Say whether the whole job is on one host without an NVIDIA GPU; known before MPI starts where mpirun tells."""
+def choose_cycle_time():
+    """Set Horovod's cycle time where the whole job is on one host without an NVIDIA GPU and the user has not set it.
+
+    Horovod reads it when it starts; mpirun tells before that how many ranks there are.
+    """
     launched = os.environ.get("OMPI_COMM_WORLD_SIZE")
-    return (
-        launched is not None and launched == os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") and not HAS_DRIVER
-    )
+    if launched is not None and launched == os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") and not HAS_DRIVER:
+        os.environ.setdefault("HOROVOD_CYCLE_TIME", _ONE_HOST_CYCLE_MS)
 
 
 def has_failed():

@@ -141,8 +141,7 @@ class Trainer:
         self._graph = tf.get_default_graph()
         shared = SharedVariables()
         with shared.training():
-            graph = build_training_graph(spec, self._ranks, samples)
-        self._train_op, self._training_network = graph.train_op, graph.network
+            graph = self._training_graph = build_training_graph(spec, self._ranks, samples)
         with shared.validation():
             self._validation = None if validation_dataset is None else Validation(spec, self._ranks)
         shared.check()
@@ -150,7 +149,6 @@ class Trainer:
         self._reporter = Reporter(self._ranks, metrics_dir) if does_log(self._ranks) else None
         if self._reporter is not None:
             before_last_words(self._reporter.clear_bar)
-        self._training_graph = graph
         self._steps = StepHook(spec, self._ranks, graph, samples, feeds, self._reporter)
         self._session = self._make_session(config, graph.shuffle_seeds)
         # Kept until then: a script may drop it before its last steps are saved and its scalars written.
@@ -166,7 +164,7 @@ class Trainer:
     @property
     def training_network(self):
         """The network that `build_training_func` returned."""
-        return self._training_network
+        return self._training_graph.network
 
     @property
     def session(self):
@@ -214,7 +212,7 @@ class Trainer:
                 if not self._direct.run():
                     # What hooks save and write needs a graph, wherever the user calls this from.
                     with in_graph(self._graph):
-                        self._session.run(self._train_op)
+                        self._session.run(self._training_graph.train_op)
         except tf.errors.OutOfRangeError as error:
             raise RuntimeError(
                 f"training_dataset: it ended before step {self.global_step + 1}, earlier than its size "
@@ -259,11 +257,11 @@ class Trainer:
             ) from None
 
     def _make_session(self, config, shuffle_seeds):
-        spec = self._spec
+        spec, train_op = self._spec, self._training_graph.train_op
         one_writer = (tf.train.CheckpointSaverHook, tf.train.SummarySaverHook)
         theirs = [hook for hook in spec.hooks if self.is_master or not isinstance(hook, one_writer)]
         broadcast = BroadcastHook(self._ranks, len(theirs), shuffle_seeds)
-        shared_stop = SharedStopHook(self._train_op, self._ranks, broadcast)
+        shared_stop = SharedStopHook(train_op, self._ranks, broadcast)
         hooks = [broadcast, self._steps, *shared_stop.wrapped(theirs), shared_stop]
         due = [shared_stop]
         scaffold = tf.train.Scaffold()
@@ -278,7 +276,7 @@ class Trainer:
                 scaffold = tf.train.Scaffold(saver=saver)
             by_steps = spec.save_checkpoint_steps
             savers = [
-                SummaryHook(self._train_op, self._steps, events, scaffold, _SUMMARY_STEPS),
+                SummaryHook(train_op, self._steps, events, scaffold, _SUMMARY_STEPS),
                 checkpoints.CheckpointHook(
                     directory,
                     self._steps,

@@ -20,6 +20,8 @@ if tf.executing_eagerly():
 
 _IMPORTED_S = time.time()
 
+from trainer.ranks import choose_cycle_time  # noqa: E402
+
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
 SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1))
 SEED = 1
@@ -43,6 +45,8 @@ def arguments():
     if options.one_core:
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[RANK]})
     os.makedirs(options.report_dir, exist_ok=True)
+    # What the Trainer chooses, so that only the loops differ; it leaves it to the user's HOROVOD_CYCLE_TIME.
+    choose_cycle_time()
     return options
 
 
