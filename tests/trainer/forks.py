@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from tests.trainer.launch import ROOT, WORKERS, mpirun
+from tests.trainer.launch import ROOT, WORKERS, mpirun, rank_environment
 
 _READY_S = 120
 
@@ -22,7 +22,7 @@ def fork_server(directory):
     path = os.path.join(str(directory), "forks")
     server = subprocess.Popen(
         [sys.executable, str(WORKERS / "fork_server.py"), path],
-        env=environment(),
+        env=rank_environment({}),
         cwd=str(ROOT),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -40,15 +40,6 @@ def fork_server(directory):
         server.stdout.close()
 
 
-def environment(**more):
-    """Return the environment of a rank."""
-    values = dict(os.environ, PYTHONPATH=str(ROOT))
-    # A test that made a Trainer in this very process has set its share of the cores here.
-    values.pop("OMP_NUM_THREADS", None)
-    values.update(more)
-    return values
-
-
 def start(words, size, log, **variables):
     """Start a job in a process group of its own, its output in the file `log`; returns the process of mpirun.
 
@@ -58,7 +49,7 @@ def start(words, size, log, **variables):
     command = [*mpirun(), "--oversubscribe", "--bind-to", "none", "--tag-output", "-np", str(size), *words]
     return subprocess.Popen(
         command,
-        env=environment(**variables),
+        env=rank_environment(variables),
         cwd=str(ROOT),
         stdin=subprocess.DEVNULL,
         stdout=log,

@@ -26,11 +26,17 @@ class Job:
     duration_s: float
 
     def lines_of(self, rank):
-        """Return the lines of output that `rank` wrote."""
-        tags = (f"[1,{rank}]<stdout>:", f"[1,{rank}]<stderr>:")
-        # mpirun may put one stream's line before the line end of the other's.
-        output = re.sub(r"(?<!\n)(?=\[1,\d+\]<std(?:out|err)>:)", "\n", self.output)
-        return [line[len(tags[0]) :] for line in output.splitlines() if line.startswith(tags)]
+        """Return the lines of output that `rank` wrote, in the order of their ends."""
+        # mpirun tags what it reads, which may be half a line, the other half after something of another stream's.
+        written = {"out": "", "err": ""}
+        lines = []
+        pieces = re.split(r"\[1,(\d+)\]<std(out|err)>:", self.output)[1:]
+        for wrote, stream, piece in zip(pieces[::3], pieces[1::3], pieces[2::3]):
+            if int(wrote) != rank:
+                continue
+            *ended, written[stream] = (written[stream] + piece).split("\n")
+            lines += ended
+        return lines + [rest for rest in written.values() if rest]
 
 
 def mpirun():
@@ -41,6 +47,17 @@ def mpirun():
     return command
 
 
+def rank_environment(more):
+    """Return the environment of a rank, with the variables `more`."""
+    values = dict(os.environ, PYTHONPATH=str(ROOT))
+    # A test that made a Trainer in this very process has set its share of the cores here.
+    values.pop("OMP_NUM_THREADS", None)
+    # Where it is set, a line is written in pieces, and mpirun puts its tag before each of them.
+    values.pop("PYTHONUNBUFFERED", None)
+    values.update(more)
+    return values
+
+
 def run(script, size, *arguments, report_dir=None, timeout_s=120, env=None):
     """Run a Python script on `size` ranks; its process group is ended when it takes longer than `timeout_s`.
 
@@ -49,10 +66,7 @@ def run(script, size, *arguments, report_dir=None, timeout_s=120, env=None):
     """
     command = [*mpirun(), "--oversubscribe", "--bind-to", "none", "--tag-output", "-np", str(size)]
     command += [sys.executable, str(script), *map(str, arguments)]
-    environment = dict(os.environ, PYTHONPATH=str(ROOT))
-    # A test that made a Trainer in this very process has set its share of the cores here.
-    environment.pop("OMP_NUM_THREADS", None)
-    environment.update(env or {})
+    environment = rank_environment(env or {})
     if report_dir is not None:
         environment["TRAINER_TEST_REPORTS"] = str(report_dir)
         for old in Path(report_dir).glob("rank*.json"):
