@@ -9,6 +9,7 @@ import time
 import traceback
 from dataclasses import dataclass
 
+from trainer import memory
 from trainer.compat import HAS_DRIVER, horovod, tf
 
 logger = logging.getLogger("trainer")
@@ -55,6 +56,8 @@ def start():
     """
     hvd = horovod()
     choose_cycle_time()
+    # Before the threads that allocate are there.
+    memory.keep_between_steps()
     hvd.init()
     ranks = Ranks(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
     for name in ("RINGMASTER_NP", "OMPI_COMM_WORLD_SIZE"):
