@@ -16,11 +16,17 @@ class BenchmarkError(Exception):
     """A run failed; the message holds the end of its output."""
 
 
-def mpirun_argv(ranks: int, *, realtime: bool) -> list[str]:
-    """Return the launch command that `fab train` uses on one host without GPUs; more ranks than cores are refused."""
+def mpirun_argv(ranks: int, *, realtime: bool, yields: bool = True) -> list[str]:
+    """Return the launch command that `fab train` uses on one host without GPUs; more ranks than cores are refused.
+
+    Args:
+        yields: ranks that wait leave their core to others; without it, the command that Horovod documents.
+    """
     argv = ["chrt", "--rr", "5"] if realtime else []
     argv += [os.environ.get("RINGMASTER_MPIRUN", "mpirun"), "-bind-to", "none", "-map-by", "slot"]
-    argv += ["-mca", "pml", "ob1", "-mca", "btl", "^openib", "-mca", "mpi_yield_when_idle", "1"]
+    argv += ["-mca", "pml", "ob1", "-mca", "btl", "^openib"]
+    if yields:
+        argv += ["-mca", "mpi_yield_when_idle", "1"]
     if os.geteuid() == 0:
         argv.append("--allow-run-as-root")
     return [*argv, "-np", str(ranks)]

@@ -18,6 +18,7 @@ NAMES = {
     "with_trainer": "Ringmaster's Trainer",
     "by_hand": "Horovod loop by hand",
     "with_tensorlayer": "TensorLayer 1.11.1",
+    "with_tensorlayer_as_documented": "TensorLayer, Horovod's launch line",
 }
 _COLUMNS = (
     ("first_step_s", "first step, s", "{:.2f}"),
@@ -61,6 +62,12 @@ def goals(runs: list[Run], model: str) -> list[tuple[str, float, str, bool]]:
                 "samples_per_s", "with_tensorlayer", ranks
             )
             found.append((f"samples/s / TensorLayer, {ranks} rank(s)", ratio, f">= {goal}", ratio >= goal))
+        if "with_tensorlayer_as_documented" in contenders:
+            own = of("samples_per_s", "with_tensorlayer_as_documented", 2)
+            ratio = of("samples_per_s", "with_trainer", 2) / own
+            found.append(
+                ("samples/s / TensorLayer by Horovod's launch line, 2 ranks", ratio, ">= 2.5", ratio >= 2.5)
+            )
         ratio = of("first_step_s", "with_trainer", 2) / of("first_step_s", "with_tensorlayer", 2)
         found.append(("time to first step / TensorLayer, 2 ranks", ratio, "<= 0.5", ratio <= 0.5))
     ratio = of("samples_per_s", "with_trainer", 2) / of("samples_per_s", "with_trainer", 1)

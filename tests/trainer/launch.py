@@ -58,14 +58,17 @@ def rank_environment(more):
     return values
 
 
-def run(script, size, *arguments, report_dir=None, timeout_s=120, env=None):
+def run(script, size, *arguments, report_dir=None, timeout_s=120, env=None, words=None):
     """Run a Python script on `size` ranks; its process group is ended when it takes longer than `timeout_s`.
+
+    Args:
+        words: what starts the script (default: this interpreter).
 
     Raises:
         AssertionError: it did not end in time.
     """
     command = [*mpirun(), "--oversubscribe", "--bind-to", "none", "--tag-output", "-np", str(size)]
-    command += [sys.executable, str(script), *map(str, arguments)]
+    command += [*(words or [sys.executable]), str(script), *map(str, arguments)]
     environment = rank_environment(env or {})
     if report_dir is not None:
         environment["TRAINER_TEST_REPORTS"] = str(report_dir)
@@ -98,13 +101,3 @@ def run(script, size, *arguments, report_dir=None, timeout_s=120, env=None):
         paths = [Path(report_dir) / f"rank{rank}.json" for rank in range(size)]
         reports = [json.loads(path.read_text()) for path in paths if path.exists()]
     return Job(process.returncode, reports, output, time.monotonic() - started_s)
-
-
-def run_worker(name, size, *arguments, report_dir, timeout_s=120, env=None):
-    """Run a worker of this folder that must succeed on every rank."""
-    job = run(WORKERS / name, size, *arguments, report_dir=report_dir, timeout_s=timeout_s, env=env)
-    assert job.status == 0, job.output
-    assert len(job.reports) == size, job.output
-    # What goes wrong while a rank ends has no part in its exit status.
-    assert "Error in atexit" not in job.output, job.output
-    return job

@@ -4,7 +4,7 @@ import collections
 
 import pytest
 
-from tests.trainer.launch import WORKERS, run, run_worker
+from tests.trainer.forks import run_forked, run_worker
 
 BATCH = 2
 
@@ -72,7 +72,7 @@ def test_shuffled_order_is_not_the_plain_one(results):
 
 @pytest.mark.parametrize("kind", ["arrays", "filtered"])
 def test_fewer_samples_than_ranks_is_one_clear_error(kind, tmp_path):
-    job = run(WORKERS / "too_few.py", 3, kind, report_dir=tmp_path, timeout_s=180)
+    job = run_forked("too_few.py", 3, kind, report_dir=tmp_path, timeout_s=180)
     assert job.status != 0
     assert job.reports == []
     assert job.output.count("training_dataset: it has 2 samples for 3 ranks") == 1, job.output

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.trainer.launch import WORKERS, run
+from tests.trainer.forks import run_forked
 from trainer import checkpoints
 from trainer.ranks import SharedError
 
@@ -107,7 +107,7 @@ def test_full_disk_is_said_and_leaves_the_earlier_checkpoints(tmp_path):
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(directory)], check=True)
     try:
         arguments = [tmp_path, "full", 60, 20, '{"save_checkpoint_steps": 1}']
-        job = run(WORKERS / "killed.py", 1, *arguments, report_dir=tmp_path)
+        job = run_forked("killed.py", 1, *arguments, report_dir=tmp_path)
         assert job.status != 0
         step = re.search(r"the checkpoint of step (\d) could not be written", job.output)
         assert step, job.output

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.trainer.launch import run_worker
+from tests.trainer.forks import run_worker
 
 REMEDIES = ("with tf.Graph().as_default():", "tf.compat.v1.disable_eager_execution()")
 
@@ -12,7 +12,7 @@ REMEDIES = ("with tf.Graph().as_default():", "tf.compat.v1.disable_eager_executi
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     directory = tmp_path_factory.mktemp("eager")
-    done = run_worker("eager.py", 1, directory, report_dir=directory)
+    done = run_worker("eager.py", 1, directory, report_dir=directory, is_fresh=True)
     return directory, done.reports[0]
 
 

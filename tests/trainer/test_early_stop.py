@@ -3,7 +3,7 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.trainer.launch import run_worker
+from tests.trainer.forks import run_worker
 
 STEPS = {
     "asked": 3,

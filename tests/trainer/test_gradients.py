@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.trainer.launch import run_worker
+from tests.trainer.forks import run_worker
 
 # 12 samples a step on each number of ranks.
 BATCHES = {1: 12, 2: 6, 3: 4, 4: 3}

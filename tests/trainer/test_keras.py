@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.trainer.launch import run_worker
+from tests.trainer.forks import run_worker
 
 
 @pytest.fixture(scope="module", params=[1, 2])

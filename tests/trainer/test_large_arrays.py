@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.trainer.launch import run_worker
+from tests.trainer.forks import run_worker
 
 MB = 1 << 20
 
@@ -20,7 +20,9 @@ MB = 1 << 20
     ],
 )
 def test_copies_of_an_array(way, size, copies, tmp_path):
-    reports = run_worker("large.py", size, way, tmp_path / "run", report_dir=tmp_path, timeout_s=200).reports
+    reports = run_worker(
+        "large.py", size, way, tmp_path / "run", report_dir=tmp_path, is_fresh=True, timeout_s=200
+    ).reports
     for rank, report in enumerate(reports):
         assert report["size"] >= (2200 if way == "over_2_gb" else 200) * MB
         assert report["multiple"] < copies

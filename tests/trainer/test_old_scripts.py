@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.trainer.launch import run_worker
+from tests.trainer.forks import run_worker
 from tests.trainer.workers.samples import numbered
 
 ORDERS = ("training_first", "validation_first", "auto")

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.trainer.launch import WORKERS, run, run_worker
+from tests.trainer.forks import run_forked, run_worker
 
 # Two epochs of 60 samples, batch 2; the checkpoint before the kill holds step 8, in the middle of an epoch.
 COUNT, EPOCHS, KILL_AT, SAVED = 60, 2, 11, 8
@@ -29,7 +29,7 @@ def _samples(steps, first, last):
 @pytest.mark.parametrize(("size", "new_size", "kind"), [(2, 2, "known"), (1, 2, "unknown"), (3, 2, "known")])
 def test_kill_and_restart(size, new_size, kind, tmp_path):
     arguments = [tmp_path, COUNT, EPOCHS, kind]
-    killed = run(WORKERS / "resume.py", size, *arguments, KILL_AT, report_dir=tmp_path)
+    killed = run_forked("resume.py", size, *arguments, KILL_AT, report_dir=tmp_path)
     assert killed.status != 0
     assert killed.reports == []
     first = _steps(tmp_path, size, KILL_AT)

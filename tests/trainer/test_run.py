@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from tests.trainer.forks import fork_server, start, wait
-from tests.trainer.launch import WORKERS, run, run_worker
+from tests.trainer.forks import fork_server, run_worker, start, wait
+from tests.trainer.launch import WORKERS, run
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -5,7 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from tests.trainer.launch import ROOT, run_worker
+from tests.trainer.forks import run_worker
+from tests.trainer.launch import ROOT
 from tests.trainer.workers.samples import numbered
 
 STEPS, BATCH, VALIDATION_ROWS, COLUMNS = 3, 4, 5, 16
@@ -43,6 +44,7 @@ def reports(request, layers, tmp_path_factory):
         directory,
         report_dir=directory,
         timeout_s=240,
+        is_fresh=True,
         env={"PYTHONPATH": f"{ROOT}{os.pathsep}{layers}"},
     ).reports
 

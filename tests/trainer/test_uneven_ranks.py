@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from tests.trainer.launch import ROOT, WORKERS, run, run_worker
+from tests.trainer.forks import run_forked, run_worker
+from tests.trainer.launch import ROOT, WORKERS, run
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_last_words(case, first, last):
 
 
 def test_limit_below_one_step_is_said(tmp_path):
-    job = run(WORKERS / "too_few.py", 1, "limit", report_dir=tmp_path)
+    job = run_forked("too_few.py", 1, "limit", report_dir=tmp_path)
     assert job.status == 0, job.output
     assert job.reports == [{"steps": 0}]
     assert "no step to make: max_iteration 0.5 is less than one mini-batch for each of 1 rank" in job.output
