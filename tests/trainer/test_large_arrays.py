@@ -16,6 +16,7 @@ MB = 1 << 20
         # Another iterator of the user's needs the constant, which stays: in memory, but not on disk.
         ("shared", 1, 7),
         # Beyond what a graph can hold.
+        ("over_2_gb", 1, 2.5),
         ("over_2_gb", 2, 2.5),
     ],
 )

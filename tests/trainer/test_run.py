@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from tests.trainer.forks import fork_server, run_worker, start, wait
+from tests.trainer.forks import fork_server, run_forked, run_worker, start, wait
 from tests.trainer.launch import WORKERS, run
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, 2, 3])
 def test_input_and_computation_overlap(size, tmp_path):
     for report in run_worker("overlap.py", size, report_dir=tmp_path).reports:
         wait_s = report["wait_s"]
@@ -20,14 +20,16 @@ def test_input_and_computation_overlap(size, tmp_path):
         assert report["mapped_s"] < 1.6 * wait_s, report
 
 
-def _check_end(status, output, directory, last):
+def _check_end(status, output, directory, last, size=3):
+    rank = min(1, size - 1)
     assert status != 0
     assert not list(directory.glob("rank*.json"))
     assert time.time() - float((directory / "failed_at.txt").read_text()) < 15
     if last is not None:
         said = [line for line in output.splitlines() if re.match(r"\[1,\d\]<std...>:.", line)]
-        assert said[-1] == f"[1,1]<stderr>:{last}", output
-        assert "[1,1]<stderr>:trainer: rank 1 of 3 failed:" in said, output
+        assert said[-1] == f"[1,{rank}]<stderr>:{last}", output
+        # Python's own traceback where there is no other rank.
+        assert (f"[1,{rank}]<stderr>:trainer: rank {rank} of {size} failed:" in said) == (size > 1), output
 
 
 CAUSE = "KeyError: 'the cause of it all'"
@@ -37,6 +39,13 @@ CAUSE = "KeyError: 'the cause of it all'"
 def test_failure_of_one_rank_ends_the_job(way, last, tmp_path):
     job = run(WORKERS / "failing.py", 3, way, report_dir=tmp_path, timeout_s=180)
     _check_end(job.status, job.output, tmp_path, last)
+
+
+@pytest.mark.parametrize("way", ["raise", "hook"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_failure_ends_a_small_job(size, way, tmp_path):
+    job = run_forked("failing.py", size, way, report_dir=tmp_path)
+    _check_end(job.status, job.output, tmp_path, CAUSE, size)
 
 
 def test_other_failures_of_one_rank_end_the_job_too(tmp_path):
