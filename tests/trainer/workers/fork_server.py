@@ -18,6 +18,7 @@ import tensorflow.compat.v1
 import trainer
 
 _POLL_S = 0.02
+_PARENT_POLL_S = 1.0
 
 
 def serve(path):
@@ -27,7 +28,13 @@ def serve(path):
     listener.listen(16)
     print("ready", trainer.__name__, tensorflow.compat.v1.__version__, horovod.__version__, flush=True)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    tests = os.getppid()
     while True:
+        if not select.select([listener], [], [], _PARENT_POLL_S)[0]:
+            if os.getppid() != tests:
+                # The tests were killed: nobody will end this server.
+                os._exit(1)
+            continue
         connection, _ = listener.accept()
         if os.fork():
             connection.close()
