@@ -56,6 +56,13 @@ def test_goals_are_met_and_missed():
     assert not slow["samples/s / TensorLayer, 1 rank(s)"]
 
 
+def test_tensorlayer_by_its_users_launch_line_has_a_goal_of_its_own():
+    measured = runs(with_trainer=10.0, with_tensorlayer=20.0, with_tensorlayer_as_documented=26.0)
+    found = verdicts(measured)
+    assert not found["samples/s / TensorLayer, 2 rank(s)"]
+    assert found["samples/s / TensorLayer by Horovod's launch line, 2 ranks"]
+
+
 def test_a_missing_contender_has_no_goal():
     assert list(verdicts(runs(with_trainer=10.0))) == ["samples/s, 2 ranks / 1 rank on both cores"]
 
