@@ -37,6 +37,7 @@ warnings.filterwarnings("ignore", message=r"`tf\.layers\.\w+` is deprecated", ca
 __all__ = [
     "HAS_DRIVER",
     "called_layers",
+    "function_ops",
     "graph_of",
     "horovod",
     "in_graph",
@@ -185,6 +186,28 @@ def is_dataset(value):
 def variant_of(dataset):
     """Return the graph tensor that stands for a dataset (TensorFlow has no public name for it)."""
     return dataset._variant_tensor
+
+
+def function_ops(op):
+    """Return the types of the operations in the functions that a graph operation calls, nested ones too."""
+    functions, found, seen = op.graph._functions, set(), set()
+    waiting = _functions_named(op.node_def)
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in functions:
+            continue
+        seen.add(name)
+        for node in functions[name].definition.node_def:
+            found.add(node.op)
+            waiting.extend(_functions_named(node))
+    return found
+
+
+def _functions_named(node):
+    attributes = node.attr.values()
+    return [
+        function.name for value in attributes for function in (value.func, *value.list.func) if function.name
+    ]
 
 
 def with_options(dataset, input_threads):

@@ -4,7 +4,7 @@ import weakref
 
 import numpy as np
 
-from trainer.compat import graph_of, is_dataset, tf, variant_of
+from trainer.compat import function_ops, graph_of, is_dataset, tf, variant_of
 from trainer.spec import INFINITE, UNKNOWN
 
 # Graph -> {placeholder name: array}: a placeholder cannot carry its value, and a graph collection would be
@@ -45,6 +45,20 @@ _BATCHING = {
     "PaddedBatchDatasetV2",
     "ExperimentalMapAndBatchDataset",
     "ParallelBatchDataset",
+}
+
+# They wait for Python or for a disk.
+_WAITING = {
+    "EagerPyFunc",
+    "FixedLengthRecordDataset",
+    "FixedLengthRecordDatasetV2",
+    "GeneratorDataset",
+    "PyFunc",
+    "PyFuncStateless",
+    "ReadFile",
+    "TFRecordDataset",
+    "TFRecordDatasetV2",
+    "TextLineDataset",
 }
 
 _REPEATING = {"RepeatDataset", "ShuffleAndRepeatDataset", "ShuffleAndRepeatDatasetV2"}
@@ -198,6 +212,12 @@ def never_ends(dataset):
         return False
     times = _constant(op.inputs[1 if op.type == "RepeatDataset" else 4])
     return times is not None and times < 0
+
+
+def may_wait(dataset):
+    """Say whether making samples may take time without taking a core: Python functions, files."""
+    ops = upstream_ops(dataset)
+    return any(op.type in _WAITING or not _WAITING.isdisjoint(function_ops(op)) for op in ops)
 
 
 def samples_per_epoch(dataset):

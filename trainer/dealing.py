@@ -1,12 +1,13 @@
 """Dealing the samples of a dataset to the ranks, in one order that all of them share, and batching them."""
 
 from trainer.compat import replace_input, set_attribute, tf, variant_of, with_options
-from trainer.data import MAPS, upstream_ops
+from trainer.data import MAPS, may_wait, upstream_ops
 
 # An absolute name scope: nothing of the user's is named like this.
 _ORDER_SCOPE = "trainer_order/"
 
-_INPUT_THREADS = 4
+# The fewest threads of an input that may wait.
+_WAITING_THREADS = 4
 
 # Between the maps at the end of a dataset these change no element.
 _BETWEEN_MAPS = {"ModelDataset", "OptimizeDataset", "OptionsDataset", "PrefetchDataset"}
@@ -60,7 +61,9 @@ def share_order(dataset, base_seed):
     return seeds
 
 
-def training_batches(dataset, *, size, rank, batch_size, position, prefetch, lookahead, is_shared=False):
+def training_batches(
+    dataset, *, size, rank, batch_size, position, prefetch, threads, lookahead, is_shared=False
+):
     """Deal the stream of samples to the ranks and batch this rank's share.
 
     Sample i of the stream goes to rank i % size, so the samples of any number of whole steps are a prefix of the
@@ -68,6 +71,7 @@ def training_batches(dataset, *, size, rank, batch_size, position, prefetch, loo
 
     Args:
         position: int64 scalar tensor, samples of the stream to skip; read when the iterator is initialised.
+        threads: this rank's share of the host's cores, for the dataset's functions.
         lookahead: also tell the number of samples in the next batch (see `_with_next_count`).
         is_shared: something else uses the very same dataset.
 
@@ -81,14 +85,14 @@ def training_batches(dataset, *, size, rank, batch_size, position, prefetch, loo
     batches = dataset.batch(batch_size)
     if lookahead:
         batches = _with_next_count(batches)
-    return _finish(batches, prefetch)
+    return _finish(batches, prefetch, threads)
 
 
-def validation_batches(dataset, *, size, rank, batch_size, prefetch):
-    """Deal a validation set to the ranks and batch this rank's share."""
+def validation_batches(dataset, *, size, rank, batch_size, prefetch, threads):
+    """Deal a validation set to the ranks and batch this rank's share; see `training_batches`."""
     if not _deal_before_maps(dataset, size, rank, tf.constant(0, tf.int64)):
         dataset = dataset.shard(size, rank)
-    return _finish(dataset.batch(batch_size), prefetch)
+    return _finish(dataset.batch(batch_size), prefetch, threads)
 
 
 def _deal_before_maps(dataset, size, rank, position):
@@ -118,11 +122,14 @@ def _deal_before_maps(dataset, size, rank, position):
     return True
 
 
-def _finish(batches, prefetch):
+def _finish(batches, prefetch, threads):
     if prefetch:
         batches = batches.prefetch(prefetch)
     # Threads of the input's own: a map that waits would take those of the training step, and the other way round.
-    return with_options(batches, input_threads=_INPUT_THREADS)
+    # More of them than cores only help where they wait; where they compute, they keep cores from the step.
+    return with_options(
+        batches, input_threads=max(threads, _WAITING_THREADS) if may_wait(batches) else threads
+    )
 
 
 def _with_next_count(batches):

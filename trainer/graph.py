@@ -73,6 +73,7 @@ def build_training_graph(spec, ranks, samples):
         batch_size=spec.batch_size,
         position=held[0],
         prefetch=spec.prefetch_batches,
+        threads=ranks.cores,
         lookahead=lookahead,
         is_shared=spec.validation_dataset is spec.training_dataset,
     )

@@ -18,6 +18,7 @@ class Validation:
             rank=ranks.rank,
             batch_size=spec.batch_size,
             prefetch=spec.prefetch_batches,
+            threads=ranks.cores,
         )
         self._iterator = tf.data.make_initializable_iterator(batches)
         self._feeds = data.feeds_of(spec.validation_dataset)

@@ -127,6 +127,12 @@ def test_interfaces(three_clones: Testbed) -> None:
     assert cards == {"lo", "eth0", "docker0", "data0"}
 
 
+def test_no_host_paces_what_it_sends(three_clones: Testbed) -> None:
+    for name in ("h1", "h2", "h3"):
+        setting = three_clones.node(name).exec(["cat", "/proc/sys/net/ipv4/tcp_congestion_control"]).stdout
+        assert setting.strip() in ("cubic", "reno")
+
+
 def test_binds(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "data").write_text("data")

@@ -11,6 +11,7 @@ import ipaddress
 import json
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.testbed.spec import Interface, TestbedError
 
@@ -126,6 +127,18 @@ def plug_in(switch: int, cards: Sequence[tuple[int, int]], *, tag: str) -> None:
             f"link set {port} master {MAIN_BRIDGE} up",
         ]
     batch(lines, pid=switch)
+    for _, pid in cards:
+        _settle_congestion_control(pid)
+
+
+def _settle_congestion_control(pid: int) -> None:
+    """Gives a host the kernel's default, cubic, or reno where this machine does not allow that.
+
+    BBR, which some machines have, paces what it sends: between these hosts that costs time that no cable would.
+    """
+    allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+    chosen = "cubic" if "cubic" in allowed else "reno"
+    in_net(pid, ["sh", "-c", f"echo {chosen} > /proc/sys/net/ipv4/tcp_congestion_control"])
 
 
 def unplug(switch: int, index: int) -> None:
