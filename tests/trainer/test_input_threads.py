@@ -41,7 +41,9 @@ def test_maps_that_wait_get_more():
 
 def test_the_number_of_the_user_holds():
     own = tf.data.Options()
-    (own.threading if hasattr(type(own), "threading") else own.experimental_threading).private_threadpool_size = 7
+    (
+        own.threading if hasattr(type(own), "threading") else own.experimental_threading
+    ).private_threadpool_size = 7
     with tf.Graph().as_default():
         asked = lambda: plain().map(lambda x, y: (python(x), y)).with_options(own)  # noqa: E731
         assert [threads_of(batches.options()) for batches in dealt(asked)] == [7, 7, 7]
