@@ -60,6 +60,10 @@ class Cluster:
             tail = (done.stdout + done.stderr)[-3000:]
             raise BenchmarkError(f"{' '.join(words)}: exit status {done.returncode}\n{tail}")
 
+    def congestion_control(self) -> str:
+        """What TCP uses on the hosts: it is part of what is measured."""
+        return self._bed.node("h1").read("/proc/sys/net/ipv4/tcp_congestion_control").strip()
+
     def train(self, ranks: int, model: str, batch_size: int, steps: int) -> float:
         """Train on one rank of each of the first `ranks` hosts; return samples/s over all of them."""
         script = str(ROOT / "benchmarks" / "contenders" / "with_trainer.py")
@@ -78,6 +82,7 @@ def measure(options: argparse.Namespace, facts: dict, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="ringmaster-bench-") as folder, Cluster(
         2, options.data_dir, folder
     ) as hosts:
+        facts = {**facts, "congestion_control": hosts.congestion_control()}
         for turn in range(options.rounds):
             for model in options.models:
                 for ranks in (1, 2):

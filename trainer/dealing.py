@@ -71,7 +71,7 @@ def training_batches(
 
     Args:
         position: int64 scalar tensor, samples of the stream to skip; read when the iterator is initialised.
-        threads: this rank's share of the host's cores, for the dataset's functions.
+        threads: how many run the dataset's functions; more where those may wait.
         lookahead: also tell the number of samples in the next batch (see `_with_next_count`).
         is_shared: something else uses the very same dataset.
 

@@ -18,6 +18,7 @@ from trainer.compat import (
     tf,
     users_of,
 )
+from trainer.ranks import cpu_threads
 from trainer.results import explained_eager_tensors, training_result
 from trainer.spec import INFINITE, UNKNOWN, warmup_step_count
 
@@ -73,7 +74,7 @@ def build_training_graph(spec, ranks, samples):
         batch_size=spec.batch_size,
         position=held[0],
         prefetch=spec.prefetch_batches,
-        threads=ranks.cores,
+        threads=cpu_threads(ranks.local_size),
         lookahead=lookahead,
         is_shared=spec.validation_dataset is spec.training_dataset,
     )

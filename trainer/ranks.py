@@ -47,11 +47,6 @@ class Ranks:
         """Whether this process logs, writes and restores."""
         return self.rank == 0
 
-    @property
-    def cores(self):
-        """Its share of the host's cores, at least 1."""
-        return _share_of_cores(self.local_size)
-
 
 def start():
     """Start Horovod and with it MPI; from now on an uncaught exception ends the job on all ranks.
@@ -176,10 +171,6 @@ def cpu_threads(local_size):
     wish = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if wish.isdigit() and int(wish) > 0:
         return int(wish)
-    return _share_of_cores(local_size)
-
-
-def _share_of_cores(local_size):
     return max(1, len(os.sched_getaffinity(0)) // local_size)
 
 

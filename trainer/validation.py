@@ -4,7 +4,7 @@ import numpy as np
 
 from trainer import data, dealing
 from trainer.compat import horovod, tf
-from trainer.ranks import SharedError
+from trainer.ranks import SharedError, cpu_threads
 from trainer.results import explained_eager_tensors, validation_result
 
 
@@ -18,7 +18,7 @@ class Validation:
             rank=ranks.rank,
             batch_size=spec.batch_size,
             prefetch=spec.prefetch_batches,
-            threads=ranks.cores,
+            threads=cpu_threads(ranks.local_size),
         )
         self._iterator = tf.data.make_initializable_iterator(batches)
         self._feeds = data.feeds_of(spec.validation_dataset)

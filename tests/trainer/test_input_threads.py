@@ -28,14 +28,18 @@ def dealt(dataset):
 
 
 def test_maps_that_compute_get_the_share_of_the_cores():
+    def computed():
+        return plain().map(lambda x, y: (tf.cond(x[0] > 1, lambda: x * 2, lambda: x), y), 8)
+
     with tf.Graph().as_default():
-        computed = lambda: plain().map(lambda x, y: (tf.cond(x[0] > 1, lambda: x * 2, lambda: x), y), 8)  # noqa: E731
         assert [threads_of(batches.options()) for batches in dealt(computed)] == [2, 2, 2]
 
 
 def test_maps_that_wait_get_more():
+    def waiting():
+        return plain().map(lambda x, y: (python(x), y), 8)
+
     with tf.Graph().as_default():
-        waiting = lambda: plain().map(lambda x, y: (python(x), y), 8)  # noqa: E731
         assert [threads_of(batches.options()) for batches in dealt(waiting)] == [4, 4, 4]
 
 
@@ -44,8 +48,11 @@ def test_the_number_of_the_user_holds():
     (
         own.threading if hasattr(type(own), "threading") else own.experimental_threading
     ).private_threadpool_size = 7
+
+    def asked():
+        return plain().map(lambda x, y: (python(x), y)).with_options(own)
+
     with tf.Graph().as_default():
-        asked = lambda: plain().map(lambda x, y: (python(x), y)).with_options(own)  # noqa: E731
         assert [threads_of(batches.options()) for batches in dealt(asked)] == [7, 7, 7]
 
 
