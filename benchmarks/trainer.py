@@ -62,6 +62,8 @@ def run_once(contender: str, model: str, ranks: int, options: argparse.Namespace
         BenchmarkError: it failed or took longer than `options.timeout`.
     """
     environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
+    # The launch line alone says whether ranks yield.
+    environment.pop("OMPI_MCA_mpi_yield_when_idle", None)
     script = contender
     if contender in (TENSORLAYER, AS_DOCUMENTED):
         script = TENSORLAYER
