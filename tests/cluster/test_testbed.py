@@ -133,6 +133,13 @@ def test_no_host_paces_what_it_sends(three_clones: Testbed) -> None:
         assert setting.strip() in ("cubic", "reno")
 
 
+def test_a_host_that_fails_late_is_told_of(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+    (tmp_path / "name").write_text("mine\n")
+    # What is mounted cannot be replaced, and the host writes its name once its network is there.
+    with pytest.raises(TestbedError, match=r"1 of 2 hosts did not start\n  h2: .*busy"):
+        make_testbed([NodeSpec("h1"), NodeSpec("h2", binds=(Bind(str(tmp_path / "name"), "/etc/hostname"),))])
+
+
 def test_binds(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "data").write_text("data")

@@ -146,7 +146,7 @@ def enter_root(root: str) -> None:
 def write(path: str, text: str, mode: int = 0o644, uid: int = 0, gid: int = 0) -> None:
     """Replaces `path` (a symbolic link itself, not its target)."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    temporary = f"{path}.new"
+    temporary = f"{path}.{os.uname().nodename}.new"  # hosts may share a directory
     with open(temporary, "w") as file:
         os.fchmod(file.fileno(), mode)
         os.fchown(file.fileno(), uid, gid)
@@ -267,6 +267,7 @@ def fork_node(node: dict[str, Any], go: int, report_pid: int, report_error: int)
         traceback.print_exc()
         sys.stderr.flush()
         os.write(report_error, f"{type(error).__name__}: {error}".encode())
+        os.close(report_error)  # after `go` its reader waits for this end, and keeps the other pipe open meanwhile
         os.read(go, 1)  # the caller is putting cards into this namespace: it must last until then
     os._exit(1)
 
