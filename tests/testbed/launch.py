@@ -267,7 +267,9 @@ def fork_node(node: dict[str, Any], go: int, report_pid: int, report_error: int)
         traceback.print_exc()
         sys.stderr.flush()
         os.write(report_error, f"{type(error).__name__}: {error}".encode())
-        os.close(report_error)  # after `go` its reader waits for this end, and keeps the other pipe open meanwhile
+        os.close(
+            report_error
+        )  # after `go` its reader waits for this end, and keeps the other pipe open meanwhile
         os.read(go, 1)  # the caller is putting cards into this namespace: it must last until then
     os._exit(1)
 
