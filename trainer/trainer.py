@@ -5,7 +5,7 @@ import contextlib
 import math
 import time
 
-from trainer import checkpoints, constants, data, others
+from trainer import checkpoints, claim, constants, data, others
 from trainer.compat import in_graph, is_closed, tf
 from trainer.direct import DirectSteps
 from trainer.graph import build_training_graph
@@ -268,6 +268,7 @@ class Trainer:
         if spec.checkpoint_dir is not None and self.is_master:
             directory = str(spec.checkpoint_dir)
             checkpoints.make_directory("checkpoint_dir", directory)
+            claim.claim(directory)
             # Not one of TensorFlow's cache, which writes the whole graph, arrays and all.
             events = tf.summary.FileWriter(directory)
             checkpoints.choose(directory)
@@ -309,6 +310,8 @@ class Trainer:
         if not is_closed(self._session):
             with in_graph(self._graph):
                 self._session.close()
+        if self._spec.checkpoint_dir is not None and self.is_master:
+            claim.release(str(self._spec.checkpoint_dir))
         if self._reporter is not None:
             self._reporter.close()
 
