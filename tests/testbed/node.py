@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -202,9 +203,15 @@ class TestbedNode:
         self.pid  # noqa: B018 - raises where the host is not running
         deadline = time.monotonic() + 10
         # Again until all stand still: one that is being forked now is found in the next round.
-        while moving := [p for p in self.processes() if p.state not in "TtZX"]:
+        for attempt in itertools.count(1):
+            moving = [p for p in self.processes() if p.state not in "TtZX"]
+            if not moving:
+                break
             if time.monotonic() > deadline:
                 raise TestbedError(f"{self.name}: {[p.args for p in moving]} did not stop within 10 s")
+            if attempt % 10 == 0:
+                # A shell that used vfork cannot stop before its child has called exec: not while that one is stopped.
+                self.resume()
             for process in moving:
                 processes.send(process.outer_pid, signal.SIGSTOP)
             time.sleep(0.005)
