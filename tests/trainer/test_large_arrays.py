@@ -18,6 +18,7 @@ MB = 1 << 20
         # Beyond what a graph can hold.
         ("over_2_gb", 1, 2.5),
         ("over_2_gb", 2, 2.5),
+        ("over_2_gb", 3, 2.5),
     ],
 )
 def test_copies_of_an_array(way, size, copies, tmp_path):

@@ -35,7 +35,7 @@ def layers():
     pytest.skip(reason)
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[1, 2, 3])
 def reports(request, layers, tmp_path_factory):
     directory = tmp_path_factory.mktemp("tensorlayer")
     return run_worker(
