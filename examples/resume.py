@@ -2,7 +2,7 @@
 
     fab train --script examples/resume.py --np 2 -- --checkpoint-dir /tmp/run --stop-after 40
     fab train --script examples/resume.py --np 2 -- --checkpoint-dir /tmp/run      # goes on at step 40; press Ctrl-C
-    fab train --script examples/resume.py --np 3 -- --checkpoint-dir /tmp/run      # goes on at the last checkpoint
+    fab train --script examples/resume.py --np 1 -- --checkpoint-dir /tmp/run      # goes on at the last checkpoint
     fab train --script examples/resume.py --np 2 -- --checkpoint-dir /tmp/run      # at the end already: exits at once
 
 Rank 0 writes the checkpoints and alone reads them, on the first host. Training goes on with the images that come next:

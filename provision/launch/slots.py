@@ -43,7 +43,7 @@ def seats(cluster: Cluster, np: int, gpus: Mapping[str, int | None]) -> tuple[Se
     if left:
         raise LaunchError(
             f"{counted(wanted, 'rank')} wanted, {counted(sum(slots), 'slot')} in the cluster\n{table(placed)}",
-            remedy=f"use --np {sum(slots)} or less, add hosts, or provision with more slots per host",
+            remedy=f"use --np {sum(slots)} or less, add hosts, or give each more slots (fab provision --slots N)",
         )
     crowded = [seat for seat in placed if seat.gpus and seat.ranks > seat.gpus]
     if crowded:
